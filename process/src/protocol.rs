@@ -121,23 +121,13 @@ pub(crate) enum Step {
 impl Step {
     /// As a byte, for the pipe between a child and the warden.
     pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::Descriptors => 1,
-            Self::Fork => 2,
-            Self::Prepare => 3,
-            Self::Directory => 4,
-            Self::Exec => 5,
-        }
+        self as u8
     }
 
     /// The step of a byte; what is not known counts as [`Step::Prepare`].
-    pub(crate) const fn from_code(code: u8) -> Self {
-        match code {
-            1 => Self::Descriptors,
-            2 => Self::Fork,
-            4 => Self::Directory,
-            5 => Self::Exec,
-            _ => Self::Prepare,
-        }
+    pub(crate) fn from_code(code: u8) -> Self {
+        let all = [Self::Descriptors, Self::Fork, Self::Directory, Self::Exec];
+        let known = all.into_iter().find(|step| step.code() == code);
+        known.unwrap_or(Self::Prepare)
     }
 }

@@ -39,13 +39,3 @@ macro_rules! random_ids {
 }
 
 random_ids!(ClusterId, NodeId, JobId, DriverId);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn random_ids_differ() {
-        assert_ne!(NodeId::random(), NodeId::random());
-    }
-}

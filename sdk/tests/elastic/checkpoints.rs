@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kolo::collectives::local_group;
 use kolo::elastic::{self, Checkpoints, Elastic, Parts, State, StateError};
 use kolo::{Context, Error, Result};
 
 use crate::loops::Alone;
+use crate::state::group as job;
 
 #[derive(Debug, Clone, PartialEq)]
 struct Work {
@@ -40,20 +40,6 @@ fn work(ctx: &Context, state: &mut State<Work>, steps: u64) -> Result<(), StateE
         state.commit(ctx)?;
     }
     Ok(())
-}
-
-/// Calls the function on a thread for each rank of a new job.
-fn job<R: Send>(size: u32, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
-    let contexts: Vec<_> = (local_group(size).unwrap().into_iter())
-        .map(Context::for_tests)
-        .collect();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (contexts.iter())
-            .map(|ctx| scope.spawn(|| rank(ctx)))
-            .collect();
-        let ends = threads.into_iter().map(|thread| thread.join().unwrap());
-        ends.collect()
-    })
 }
 
 /// The checkpoints of a directory, the oldest first.

@@ -7,8 +7,8 @@ use kolo::elastic::{Elastic, Parts, State, StateError, Value};
 use kolo::{Context, Rank};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Calls the function on a thread for each rank.
-fn group<R: Send>(size: u32, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
+/// Calls the function on a thread for each rank of a new job.
+pub(crate) fn group<R: Send>(size: u32, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
     let contexts: Vec<_> = (local_group(size).unwrap().into_iter())
         .map(Context::for_tests)
         .collect();

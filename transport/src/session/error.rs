@@ -6,61 +6,64 @@ use quinn::VarInt;
 
 use crate::frame::FrameError;
 
-/// Why one side ended a connection or a stream. A typed QUIC application error code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CloseCode {
-    /// All is said. Also what a dropped connection or stream sends.
-    Done,
-    /// The process is stopping.
-    Shutdown,
-    /// The result is not wanted any more.
-    Cancelled,
-    /// The peer has no certificate of this cluster.
-    Unauthenticated,
-    /// The peer's role or identity may not do this.
-    Forbidden,
-    /// The peer sent what the protocol does not allow.
-    Protocol,
-    /// The peer belongs to another generation (G-1).
-    StaleGeneration,
-    /// Another connection or stream of this kind from the same peer is there, or has taken its place.
-    Duplicate,
-    /// A frame is over the limit.
-    TooLarge,
-    /// Too much at once; try again.
-    Busy,
-    /// A fault on the side that closes; its log says more.
-    Internal,
-    /// The peer's lease ran out: it counts as lost.
-    LeaseExpired,
-    /// What was awaited did not come in time.
-    Deadline,
-    /// The peer was revoked: the operator has put it out of the cluster.
-    Revoked,
-    /// The process has ended as by a crash, and its workers have ended before.
-    Dead,
-    /// A code of a later version.
-    Other(u32),
+macro_rules! codes {
+    ($($(#[$doc:meta])* $code:ident $text:literal)*) => {
+        /// Why one side ended a connection or a stream. A typed QUIC application error code.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum CloseCode {
+            $($(#[$doc])* $code,)*
+            /// A code of a later version.
+            Other(u32),
+        }
+
+        /// The place of each is its number.
+        const CODES: &[CloseCode] = &[$(CloseCode::$code),*];
+
+        impl fmt::Display for CloseCode {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $(Self::$code => $text,)*
+                    Self::Other(number) => return write!(f, "code {number}"),
+                })
+            }
+        }
+    };
 }
 
-const CODES: [CloseCode; 15] = [
-    CloseCode::Done,
-    CloseCode::Shutdown,
-    CloseCode::Cancelled,
-    CloseCode::Unauthenticated,
-    CloseCode::Forbidden,
-    CloseCode::Protocol,
-    CloseCode::StaleGeneration,
-    CloseCode::Duplicate,
-    CloseCode::TooLarge,
-    CloseCode::Busy,
-    CloseCode::Internal,
-    CloseCode::LeaseExpired,
-    CloseCode::Deadline,
-    CloseCode::Revoked,
-    CloseCode::Dead,
-];
+// Numbers are part of the protocol: a new code goes to the end.
+codes! {
+    /// All is said. Also what a dropped connection or stream sends.
+    Done "done"
+    /// The process is stopping.
+    Shutdown "shutdown"
+    /// The result is not wanted any more.
+    Cancelled "cancelled"
+    /// The peer has no certificate of this cluster.
+    Unauthenticated "not authenticated"
+    /// The peer's role or identity may not do this.
+    Forbidden "forbidden"
+    /// The peer sent what the protocol does not allow.
+    Protocol "protocol violation"
+    /// The peer belongs to another generation (G-1).
+    StaleGeneration "stale generation"
+    /// Another connection or stream of this kind from the same peer is there, or has taken its place.
+    Duplicate "duplicate"
+    /// A frame is over the limit.
+    TooLarge "too large"
+    /// Too much at once; try again.
+    Busy "busy"
+    /// A fault on the side that closes; its log says more.
+    Internal "internal error"
+    /// The peer's lease ran out: it counts as lost.
+    LeaseExpired "lease expired"
+    /// What was awaited did not come in time.
+    Deadline "deadline exceeded"
+    /// The peer was revoked: the operator has put it out of the cluster.
+    Revoked "revoked"
+    /// The process has ended as by a crash, and its workers have ended before.
+    Dead "dead"
+}
 
 impl CloseCode {
     /// The number on the wire.
@@ -92,29 +95,6 @@ impl CloseCode {
 impl From<VarInt> for CloseCode {
     fn from(code: VarInt) -> Self {
         Self::from_number(code.into_inner())
-    }
-}
-
-impl fmt::Display for CloseCode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Done => "done",
-            Self::Shutdown => "shutdown",
-            Self::Cancelled => "cancelled",
-            Self::Unauthenticated => "not authenticated",
-            Self::Forbidden => "forbidden",
-            Self::Protocol => "protocol violation",
-            Self::StaleGeneration => "stale generation",
-            Self::Duplicate => "duplicate",
-            Self::TooLarge => "too large",
-            Self::Busy => "busy",
-            Self::Internal => "internal error",
-            Self::LeaseExpired => "lease expired",
-            Self::Deadline => "deadline exceeded",
-            Self::Revoked => "revoked",
-            Self::Dead => "dead",
-            Self::Other(number) => return write!(f, "code {number}"),
-        })
     }
 }
 
@@ -287,7 +267,6 @@ mod tests {
 
     #[test]
     fn codes_keep_their_numbers() {
-        // Numbers are part of the protocol: a new code goes to the end.
         for (index, code) in CODES.iter().enumerate() {
             assert_eq!(code.number() as usize, index);
             assert_eq!(CloseCode::from_number(index as u64), *code);

@@ -11,7 +11,7 @@ use super::node::{Group, hear, runtime, start_worker, tell};
 use crate::call::test_failure;
 use crate::context::Context;
 use crate::worker::control::ControlError;
-use crate::worker::{EXIT_NODE_GONE, EXIT_PROTOCOL, Fatal};
+use crate::worker::{EXIT_PROTOCOL, Fatal};
 use crate::{Function, codec};
 
 #[kolo::function]
@@ -250,28 +250,6 @@ fn a_notice_before_the_welcome_ends_the_worker_well() {
         .await;
         drop(worker.control);
         worker.thread.join().unwrap().unwrap();
-    });
-}
-
-#[test]
-fn a_node_that_goes_ends_the_worker_with_a_code_of_its_own() {
-    runtime().block_on(async {
-        // Before the worker is ready, and after.
-        let early = start_worker();
-        hear(&early.control).await;
-        let late = Group::start(&[1]).await.workers.remove(0);
-        for (worker, ready) in [(early, false), (late, true)] {
-            // What another task holds of the socket ends with it.
-            worker.control.shutdown().unwrap();
-            drop(worker.control);
-            drop(worker.calls);
-            let error = worker.thread.join().unwrap().unwrap_err();
-            assert_eq!(error.code(), EXIT_NODE_GONE, "{error} (ready: {ready})");
-            assert!(
-                error.to_string().starts_with("the node closed the "),
-                "{error}"
-            );
-        }
     });
 }
 
