@@ -24,7 +24,6 @@
 //! Linux only, 5.4 or later, with `/proc` mounted.
 #![deny(unsafe_code)]
 
-mod child;
 mod error;
 mod folder;
 mod front;
@@ -32,20 +31,22 @@ mod lines;
 mod procfs;
 mod protocol;
 mod request;
+mod signal;
 mod supervisor;
 mod sweep;
 mod sys;
 mod warden;
 
-pub use child::{Child, Signal, SignalError};
 pub use error::SpawnError;
 pub use folder::take_file;
 pub use front::{Side, divide, ignores};
 pub use lines::{LineReader, MAX_LINE, pipe};
+pub use protocol::WARDEN_FD_VAR;
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
-pub use supervisor::Warden;
+pub use signal::Signal;
+pub use supervisor::{Child, SignalError, Warden};
 pub use sweep::{adopt_orphans, sweep_left_by};
-pub use warden::{WARDEN_FD_VAR, run_if_warden};
+pub use warden::run_if_warden;
 
 /// Gives memory that the heap holds and nobody uses back to the system. The C library keeps most of it otherwise. Takes some
 /// milliseconds for each 100 MiB. Other C libraries than glibc do it by themselves.

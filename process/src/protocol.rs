@@ -8,11 +8,16 @@ use kolo_transport::wire::Exit;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::child::Signal;
+use crate::signal::Signal;
+use crate::sys::Step;
 
 /// Version of these messages; the warden says it first. It differs only when a daemon is given the warden of
 /// another version.
 pub(crate) const PROTOCOL: u32 = 5;
+
+/// The environment variable that makes a program a warden. Its value is the number of the socket to the daemon,
+/// which is standard input: 0.
+pub const WARDEN_FD_VAR: &str = "KOLO_WARDEN_FD";
 
 /// To the warden. The end of the stream means: kill everything and exit.
 #[derive(Debug, Serialize, Deserialize)]
@@ -101,33 +106,4 @@ pub(crate) enum FromWarden {
         /// What went wrong.
         reason: String,
     },
-}
-
-/// The steps of a start that can fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Step {
-    /// Taking over the descriptors in the warden.
-    Descriptors,
-    /// `fork` and what the warden needs to watch the process.
-    Fork,
-    /// `setsid`, `prctl`, placing descriptors.
-    Prepare,
-    /// `chdir`.
-    Directory,
-    /// `execve`.
-    Exec,
-}
-
-impl Step {
-    /// As a byte, for the pipe between a child and the warden.
-    pub(crate) const fn code(self) -> u8 {
-        self as u8
-    }
-
-    /// The step of a byte; what is not known counts as [`Step::Prepare`].
-    pub(crate) fn from_code(code: u8) -> Self {
-        let all = [Self::Descriptors, Self::Fork, Self::Directory, Self::Exec];
-        let known = all.into_iter().find(|step| step.code() == code);
-        known.unwrap_or(Self::Prepare)
-    }
 }

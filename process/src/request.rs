@@ -8,9 +8,8 @@ use std::path::PathBuf;
 use serde_bytes::ByteBuf;
 
 use crate::error::SpawnError;
-use crate::protocol::Spawn;
+use crate::protocol::{Spawn, WARDEN_FD_VAR};
 use crate::sweep::MARK_VAR;
-use crate::warden::WARDEN_FD_VAR;
 
 /// The lowest number that [`SpawnRequest::fds`] may ask for; below are stdin, stdout and stderr.
 pub const FIRST_FD: RawFd = 3;

@@ -9,7 +9,36 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, Signal};
 
-use crate::protocol::Step;
+use serde::{Deserialize, Serialize};
+
+/// The steps of a start that can fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Step {
+    /// Taking over the descriptors in the warden.
+    Descriptors,
+    /// `fork` and what the warden needs to watch the process.
+    Fork,
+    /// `setsid`, `prctl`, placing descriptors.
+    Prepare,
+    /// `chdir`.
+    Directory,
+    /// `execve`.
+    Exec,
+}
+
+impl Step {
+    /// As a byte, for the pipe between a child and the warden.
+    pub(crate) const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The step of a byte; what is not known counts as [`Step::Prepare`].
+    pub(crate) fn from_code(code: u8) -> Self {
+        let all = [Self::Descriptors, Self::Fork, Self::Directory, Self::Exec];
+        let known = all.into_iter().find(|step| step.code() == code);
+        known.unwrap_or(Self::Prepare)
+    }
+}
 
 /// How often an `execve` of a file that is open for writing is tried again: after 1, 2, 4 .. 128 ms. A process that
 /// somebody else forks holds its parent's files until it executes something, so a program that was written and

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::Path;
-use std::str::FromStr;
 use std::time::Duration;
 
 use rcgen::{
@@ -16,11 +15,13 @@ use time::OffsetDateTime;
 
 use crate::credentials::{Credentials, crypto, generate_key, read_key};
 use crate::files;
+pub use crate::fingerprint::{Fingerprint, ParseFingerprintError};
 use crate::identity::{Identity, IdentityError, Role};
 use crate::ids::ClusterId;
 use crate::random::RandomId as _;
 use crate::random::random_u64;
-use crate::tls::SERVER_NAME;
+use crate::validity::CLOCK_SKEW;
+use crate::verify::SERVER_NAME;
 
 const FILE: &str = "authority.pem";
 
@@ -29,47 +30,6 @@ const AUTHORITY_VALIDITY: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
 /// How long a certificate from [`Authority::issue`] is valid: one year.
 pub const DEFAULT_VALIDITY: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// How far back certificates start, for members whose clocks are behind.
-pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(3600);
-
-/// The BLAKE3 hash of an authority's certificate in DER.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint(pub [u8; 32]);
-
-impl Fingerprint {
-    /// The fingerprint of a certificate.
-    pub fn of(certificate: &CertificateDer<'_>) -> Self {
-        Self(*blake3::hash(certificate).as_bytes())
-    }
-}
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A text that is no [`Fingerprint`].
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a fingerprint has 64 hexadecimal digits")]
-pub struct ParseFingerprintError;
-
-impl FromStr for Fingerprint {
-    type Err = ParseFingerprintError;
-
-    fn from_str(text: &str) -> Result<Self, ParseFingerprintError> {
-        crate::token::decode_hex(text)
-            .map(Self)
-            .ok_or(ParseFingerprintError)
-    }
-}
 
 /// A cluster's certificate authority: its key signs the certificates of all members.
 ///

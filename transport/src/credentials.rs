@@ -11,8 +11,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::files;
 use crate::identity::{Identity, IdentityError, identity_of};
-use crate::renewal::Validity;
-use crate::tls::{self, Dates};
+use crate::validity::Validity;
+use crate::verify::{self, Dates};
 
 /// The file of an identity in its folder: the private key, the certificate, and that of the authority.
 const FILE: &str = "identity.pem";
@@ -49,7 +49,7 @@ impl Credentials {
         key: KeyPair,
         dates: Dates,
     ) -> Result<Self, IdentityError> {
-        tls::verify_member(&certificate, &authority, dates)?;
+        verify::verify_member(&certificate, &authority, dates)?;
         let identity = identity_of(&certificate)?;
         let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).map_err(|error| {
             IdentityError::Certificate {
@@ -60,7 +60,7 @@ impl Credentials {
             return Err(IdentityError::WrongKey);
         }
         let validity = Validity::of(&parsed);
-        let certified = tls::certified_key(
+        let certified = verify::certified_key(
             vec![certificate.clone(), authority.clone()],
             PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
         )

@@ -10,7 +10,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::session::error::classify;
 use crate::session::{CloseCode, ConnectionLost};
 
 /// A body up to so many bytes is copied behind its head, to write both at once.
@@ -196,6 +195,24 @@ impl<W: AsyncWrite + Unpin> FrameWriter<W> {
 
 pub(crate) fn io(error: std::io::Error) -> FrameError {
     classify(&error).unwrap_or_else(|| FrameError::Io(error.to_string()))
+}
+
+/// The typed reason behind an error of a QUIC stream, if it is one.
+fn classify(error: &std::io::Error) -> Option<FrameError> {
+    let source = error.get_ref()?;
+    if let Some(read) = source.downcast_ref::<quinn::ReadError>() {
+        return Some(match read {
+            quinn::ReadError::Reset(code) => FrameError::Reset((*code).into()),
+            quinn::ReadError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
+            other => FrameError::Io(other.to_string()),
+        });
+    }
+    let write = source.downcast_ref::<quinn::WriteError>()?;
+    Some(match write {
+        quinn::WriteError::Stopped(code) => FrameError::Reset((*code).into()),
+        quinn::WriteError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
+        other => FrameError::Io(other.to_string()),
+    })
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod descriptors;
 pub mod direct;
 pub mod endpoint;
 mod files;
+mod fingerprint;
 pub mod flood;
 pub mod frame;
 pub mod heartbeat;
@@ -38,6 +39,8 @@ pub mod session;
 mod suites;
 pub mod tls;
 pub mod token;
+mod validity;
+mod verify;
 
 pub use authority::{Authority, Fingerprint};
 pub use awake::AwakeClock;

@@ -5,7 +5,6 @@
 
 mod pump;
 mod socket;
-mod task;
 
 use std::fmt;
 use std::future::Future;
@@ -20,9 +19,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Sleep;
 
-use self::pump::{Here, Pump, Wakes};
+use self::pump::{Driven, Here, Pump, Wakes};
 use self::socket::Socket;
-use self::task::Driven;
 use crate::awake::{AwakeClock, TICK};
 use crate::wire::Obituary;
 

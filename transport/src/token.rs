@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use subtle::ConstantTimeEq;
 
-use crate::authority::Fingerprint;
+use crate::fingerprint::{Fingerprint, decode_hex};
 use crate::identity::Role;
 
 /// First part of every token: the version of its form.
@@ -113,18 +113,6 @@ impl FromStr for JoinToken {
                 .ok_or(ParseTokenError("its secret is not 64 hexadecimal digits"))?,
         })
     }
-}
-
-pub(crate) fn decode_hex(text: &str) -> Option<[u8; 32]> {
-    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    let mut bytes = [0; 32];
-    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-        let digits = std::str::from_utf8(digits).ok()?;
-        *byte = u8::from_str_radix(digits, 16).ok()?;
-    }
-    Some(bytes)
 }
 
 /// The text of a file that holds a secret in one line, without what editors and shells put around it: white space, line ends, and

@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::WaitOptions;
 use tokio::sync::watch;
 
+use super::child::{Child, Life, Process};
 use super::host::Host;
 use super::{Running, Shared, Starting};
-use crate::child::{Child, Life, Process};
 use crate::folder;
 use crate::procfs;
 use crate::protocol::FromWarden;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::error::SpawnError;
-use crate::protocol::Step;
 use crate::request::SpawnRequest;
+use crate::sys::Step;
 
 /// What was to be started, for messages.
 #[derive(Debug, Clone)]

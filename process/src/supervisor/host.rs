@@ -20,10 +20,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOption
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
-use crate::protocol::Step;
+use crate::protocol::WARDEN_FD_VAR;
 use crate::sweep::{self, MARK_VAR};
-use crate::sys;
-use crate::warden::WARDEN_FD_VAR;
+use crate::sys::{self, Step};
 
 /// How long a program may take from closing its socket to its end, and to the end of what it has left.
 const EXIT_DEADLINE: Duration = Duration::from_secs(3);

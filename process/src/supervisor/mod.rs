@@ -4,6 +4,7 @@
 //! written by whoever makes them and answered through the table of what is open.
 
 mod attendant;
+mod child;
 mod failure;
 mod host;
 
@@ -24,13 +25,15 @@ use tokio::sync::{Notify, OnceCell, oneshot, watch};
 use tokio::time::timeout;
 
 use self::attendant::Attendant;
+pub use self::child::{Child, SignalError};
+use self::child::{Life, Process};
 use self::failure::Subject;
 use self::host::Host;
-use crate::child::{Child, Life, Process, Signal, SignalError};
 use crate::error::SpawnError;
 use crate::folder;
 use crate::protocol::{FromWarden, PROTOCOL, ToWarden, Will};
 use crate::request::SpawnRequest;
+use crate::signal::Signal;
 use crate::sweep;
 
 /// How long a program may take to show that it is a warden.

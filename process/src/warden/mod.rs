@@ -24,13 +24,9 @@ use rustix::process::{Pid, PidfdFlags};
 
 use self::outbox::Outbox;
 use self::parent::Parent;
-use crate::child::Signal;
-use crate::protocol::{FromWarden, PROTOCOL, Spawn, Step, ToWarden};
-use crate::sys::{self, Dead};
-
-/// The environment variable that makes a program a warden. Its value is the number of the socket to the daemon,
-/// which is standard input: 0.
-pub const WARDEN_FD_VAR: &str = "KOLO_WARDEN_FD";
+use crate::protocol::{FromWarden, PROTOCOL, Spawn, ToWarden, WARDEN_FD_VAR};
+use crate::signal::Signal;
+use crate::sys::{self, Dead, Step};
 
 /// Messages to the daemon that may wait. While there are more, no request is read.
 const MAX_WAITING: usize = 256;

@@ -6,9 +6,9 @@ use rustix::io::Errno;
 
 use super::Warden;
 use super::hunt::own_group;
-use crate::child::{Meaning, Signal};
 use crate::procfs::{self, Process};
 use crate::protocol::FromWarden;
+use crate::signal::{Meaning, Signal};
 
 impl Warden {
     /// Sends a signal to workers, by request. See [`Child::signal`](crate::Child::signal).

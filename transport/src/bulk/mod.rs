@@ -27,9 +27,9 @@ use tokio::net::{TcpSocket, TcpStream};
 use self::handshake::{HandshakeError, shake};
 pub use self::link::{LinkLost, TlsLink};
 pub use self::listener::TlsListener;
-pub(crate) use self::probe::{is_reachable, is_refused};
+use self::probe::{is_reachable, is_refused};
 use self::records::Records;
-use crate::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
+use crate::endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 use crate::identity::{Identity, identity_of};
 use crate::session::ConnectionLost;
 use crate::tls;
@@ -37,8 +37,56 @@ use crate::tls;
 /// The protocol of bulk connections, with its version.
 pub const ALPN_BULK: &[u8] = b"kolo-bulk/1";
 
+/// The bulk connections of an endpoint.
+impl Endpoint {
+    /// Listens for [bulk connections](crate::bulk), on the TCP port with the number of this endpoint's UDP port. Who is let in
+    /// and how long a handshake may take is as for the endpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`BindError::Listen`], for instance because another process has the TCP port: bind another endpoint and try again.
+    pub fn listen_tls(&self) -> Result<TlsListener, BindError> {
+        TlsListener::bind(self, self.config())
+    }
+
+    /// Makes a [bulk connection](crate::bulk) to the endpoint of a peer that [listens](Endpoint::listen_tls) for them, and checks who
+    /// it is. Takes at most [`EndpointConfig::handshake_timeout`]. Cancel safe.
+    ///
+    /// Whether the peer takes this side's certificate shows when something is read.
+    ///
+    /// # Errors
+    ///
+    /// [`ConnectError`]; [`ConnectError::Address`] if nothing listens there.
+    pub async fn connect_tls(
+        &self,
+        address: SocketAddr,
+        expect: Expect,
+    ) -> Result<TlsLink, ConnectError> {
+        connect(self, self.config(), address, expect).await
+    }
+
+    /// Whether the host of a peer says, twice within 50 ms, that nothing listens at `address`, neither for UDP nor for TCP: a peer
+    /// that had its endpoint there is gone. False if it is there, and also if nobody answers, because the network or the host is
+    /// down, say; then it takes 0.3 s. Cancel safe.
+    ///
+    /// A firewall that rejects what comes in says the same of a peer that is there: ask this of an address that was once
+    /// [reachable](Endpoint::is_reachable).
+    ///
+    /// A peer that is there takes no notice of the question. The answer is not authenticated: who can forge it can cut the peer
+    /// off, too.
+    pub async fn is_refused(&self, address: SocketAddr) -> bool {
+        is_refused(self, address).await
+    }
+
+    /// Whether somebody takes a TCP connection at `address`, as a peer does that [listens](Endpoint::listen_tls). It is ended at once.
+    /// False after 0.3 s without an answer. Who is there is not checked. Cancel safe.
+    pub async fn is_reachable(&self, address: SocketAddr) -> bool {
+        is_reachable(self, address).await
+    }
+}
+
 /// Connects to the [`TlsListener`] of a peer. See [`Endpoint::connect_tls`].
-pub(crate) async fn connect(
+async fn connect(
     endpoint: &Endpoint,
     config: &EndpointConfig,
     address: SocketAddr,

@@ -7,7 +7,8 @@ use quinn::{ConnectionError, TransportErrorCode};
 use crate::frame::FrameError;
 use crate::identity::Identity;
 use crate::session::{CloseCode, ConnectionLost};
-use crate::tls::{TlsError, span};
+use crate::tls::TlsError;
+use crate::verify::span;
 
 /// Why an [`Endpoint`](super::Endpoint) could not be made.
 #[derive(Debug, thiserror::Error)]

@@ -29,7 +29,6 @@ pub(crate) use self::config::{BACKLOG, STREAM_RECEIVE_WINDOW};
 use self::config::{MAX_STREAMS, RECEIVE_WINDOW};
 pub use self::error::{BindError, ConnectError, Dated, Whose};
 use self::peers::Peers;
-use crate::bulk::{self, TlsLink, TlsListener};
 use crate::credentials::Credentials;
 use crate::frame::{FrameReader, Limits};
 use crate::identity::{Identity, Role, identity_of};
@@ -235,6 +234,10 @@ impl Endpoint {
         self.inner.peers.is_revoked(member)
     }
 
+    pub(crate) fn config(&self) -> &EndpointConfig {
+        &self.inner.config
+    }
+
     /// The runtime that it runs on.
     pub fn runtime(&self) -> &TransportRuntime {
         &self.inner.runtime
@@ -313,51 +316,6 @@ impl Endpoint {
                 Err(ConnectError::Certificate { address, reason })
             }
         }
-    }
-
-    /// Listens for [bulk connections](crate::bulk), on the TCP port with the number of this endpoint's UDP port. Who is let in
-    /// and how long a handshake may take is as for the endpoint.
-    ///
-    /// # Errors
-    ///
-    /// [`BindError::Listen`], for instance because another process has the TCP port: bind another endpoint and try again.
-    pub fn listen_tls(&self) -> Result<TlsListener, BindError> {
-        TlsListener::bind(self, &self.inner.config)
-    }
-
-    /// Makes a [bulk connection](crate::bulk) to the endpoint of a peer that [listens](Endpoint::listen_tls) for them, and checks who
-    /// it is. Takes at most [`EndpointConfig::handshake_timeout`]. Cancel safe.
-    ///
-    /// Whether the peer takes this side's certificate shows when something is read.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError`]; [`ConnectError::Address`] if nothing listens there.
-    pub async fn connect_tls(
-        &self,
-        address: SocketAddr,
-        expect: Expect,
-    ) -> Result<TlsLink, ConnectError> {
-        bulk::connect(self, &self.inner.config, address, expect).await
-    }
-
-    /// Whether the host of a peer says, twice within 50 ms, that nothing listens at `address`, neither for UDP nor for TCP: a peer
-    /// that had its endpoint there is gone. False if it is there, and also if nobody answers, because the network or the host is
-    /// down, say; then it takes 0.3 s. Cancel safe.
-    ///
-    /// A firewall that rejects what comes in says the same of a peer that is there: ask this of an address that was once
-    /// [reachable](Endpoint::is_reachable).
-    ///
-    /// A peer that is there takes no notice of the question. The answer is not authenticated: who can forge it can cut the peer
-    /// off, too.
-    pub async fn is_refused(&self, address: SocketAddr) -> bool {
-        bulk::is_refused(self, address).await
-    }
-
-    /// Whether somebody takes a TCP connection at `address`, as a peer does that [listens](Endpoint::listen_tls). It is ended at once.
-    /// False after 0.3 s without an answer. Who is there is not checked. Cancel safe.
-    pub async fn is_reachable(&self, address: SocketAddr) -> bool {
-        bulk::is_reachable(self, address).await
     }
 
     /// Closes all connections, which tells their peers `code` and `reason`, and accepts no more.

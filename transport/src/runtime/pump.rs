@@ -17,6 +17,7 @@
 //! nothing that costs a connection. A runtime that was blocked is the guest again once it has polled its task: one
 //! that nobody polls, with calls from within its context, delays the first of them and no other.
 
+mod task;
 mod watch;
 
 use std::cell::Cell;
@@ -35,9 +36,10 @@ use tokio::runtime::{Handle, Id, Runtime};
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep, sleep};
 
+pub(super) use self::task::Driven;
+use self::task::{Task, Work, end};
 use self::watch::Watch;
 use super::socket::Socket;
-use super::task::{Task, Work, end};
 
 /// How often the own thread looks after an active guest.
 const LOOK: Duration = Duration::from_millis(5);

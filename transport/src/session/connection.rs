@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::bytes::ByteStream;
-use super::error::{CloseCode, ConnectionLost, RequestError};
+use super::error::{CloseCode, ConnectionLost};
+use super::request::RequestError;
 use super::stream::Stream;
 use crate::frame::{FrameError, Limits};
 use crate::identity::Identity;

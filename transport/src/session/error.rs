@@ -4,8 +4,6 @@ use std::fmt;
 
 use quinn::VarInt;
 
-use crate::frame::FrameError;
-
 macro_rules! codes {
     ($($(#[$doc:meta])* $code:ident $text:literal)*) => {
         /// Why one side ended a connection or a stream. A typed QUIC application error code.
@@ -190,77 +188,6 @@ pub enum StreamEnd {
     Lost(ConnectionLost),
 }
 
-/// Why a request has no reply.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RequestError {
-    /// The connection ended. Whether the request was done is unknown.
-    #[error(transparent)]
-    Lost(#[from] ConnectionLost),
-    /// No reply by the deadline. The peer was told that the reply is not wanted any more; whether the request
-    /// was done is unknown.
-    #[error("no reply within {after:?}")]
-    Deadline {
-        /// The deadline.
-        after: std::time::Duration,
-    },
-    /// The peer would not take the request.
-    #[error("the peer refused the request: {code}")]
-    Rejected {
-        /// Why.
-        code: CloseCode,
-    },
-    /// The peer ended the stream without a reply: its handler failed. Its log says more.
-    #[error("the peer ended the request without a reply")]
-    Unanswered,
-    /// The reply is not what was expected, or the request can't be sent. Different versions, or a fault in kolo.
-    #[error(transparent)]
-    Frame(FrameError),
-}
-
-impl RequestError {
-    /// Whether the same request, over a new connection if this one is lost, may succeed without any other
-    /// change. It may have been done already: repeat only what does no harm twice.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Lost(lost) => lost.is_retryable(),
-            Self::Deadline { .. } | Self::Unanswered => true,
-            Self::Rejected { code } => matches!(code, CloseCode::Busy | CloseCode::Shutdown),
-            Self::Frame(_) => false,
-        }
-    }
-}
-
-impl From<FrameError> for RequestError {
-    fn from(error: FrameError) -> Self {
-        match error {
-            FrameError::Lost(lost) => Self::Lost(lost),
-            FrameError::Reset(code) => Self::Rejected { code },
-            FrameError::Truncated { got: 0 } => Self::Unanswered,
-            other => Self::Frame(other),
-        }
-    }
-}
-
-/// The typed reason behind an error of a QUIC stream, if it is one.
-pub(crate) fn classify(error: &std::io::Error) -> Option<FrameError> {
-    let source = error.get_ref()?;
-    if let Some(read) = source.downcast_ref::<quinn::ReadError>() {
-        return Some(match read {
-            quinn::ReadError::Reset(code) => FrameError::Reset((*code).into()),
-            quinn::ReadError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
-            other => FrameError::Io(other.to_string()),
-        });
-    }
-    let write = source.downcast_ref::<quinn::WriteError>()?;
-    Some(match write {
-        quinn::WriteError::Stopped(code) => FrameError::Reset((*code).into()),
-        quinn::WriteError::ConnectionLost(lost) => FrameError::Lost(lost.clone().into()),
-        other => FrameError::Io(other.to_string()),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,13 +214,7 @@ mod tests {
         assert!(closed(CloseCode::Shutdown).is_retryable());
         assert!(!closed(CloseCode::Forbidden).is_retryable());
         assert!(!closed(CloseCode::StaleGeneration).is_retryable());
-        assert!(RequestError::Lost(ConnectionLost::TimedOut).is_retryable());
-        assert!(!RequestError::Lost(ConnectionLost::ClosedHere).is_retryable());
-        assert!(
-            !RequestError::Rejected {
-                code: CloseCode::Forbidden
-            }
-            .is_retryable()
-        );
+        assert!(ConnectionLost::TimedOut.is_retryable());
+        assert!(!ConnectionLost::ClosedHere.is_retryable());
     }
 }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use tokio::sync::oneshot;
 use tokio::task::unconstrained;
 
-use super::pump::{Pump, lock};
+use super::{Pump, lock};
 
 const WAITING: u8 = 0;
 const QUEUED: u8 = 1;
@@ -20,10 +20,10 @@ const AGAIN: u8 = 3;
 const DONE: u8 = 4;
 
 /// What a task does.
-pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(in crate::runtime) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A task of a [`Pump`].
-pub(super) struct Task {
+pub(in crate::runtime) struct Task {
     id: u64,
     work: Mutex<Option<Work>>,
     state: AtomicU8,
@@ -33,7 +33,7 @@ pub(super) struct Task {
 
 impl Task {
     /// A task that is not queued. Without work it is done.
-    pub(super) fn new(id: u64, work: Option<Work>, pump: Weak<Pump>) -> Self {
+    pub(in crate::runtime) fn new(id: u64, work: Option<Work>, pump: Weak<Pump>) -> Self {
         let state = if work.is_some() { WAITING } else { DONE };
         Self {
             id,
@@ -44,12 +44,12 @@ impl Task {
         }
     }
 
-    pub(super) fn id(&self) -> u64 {
+    pub(in crate::runtime) fn id(&self) -> u64 {
         self.id
     }
 
     /// Drops the work: now, or when the thread that polls it is done.
-    pub(super) fn cancel(&self) {
+    pub(in crate::runtime) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
         self.drop_cancelled();
     }
@@ -67,7 +67,7 @@ impl Task {
     }
 
     /// Only by the thread that runs the pump, for a task that was queued.
-    pub(super) fn run(self: Arc<Self>, pump: &Pump) {
+    pub(in crate::runtime) fn run(self: Arc<Self>, pump: &Pump) {
         let queued =
             self.state
                 .compare_exchange(QUEUED, POLLED, Ordering::SeqCst, Ordering::SeqCst);
@@ -111,7 +111,7 @@ impl Task {
 }
 
 /// Drops what a task did. A panic of that must not end the thread that polls the others.
-pub(super) fn end(work: Option<Work>) {
+pub(in crate::runtime) fn end(work: Option<Work>) {
     if catch_unwind(AssertUnwindSafe(|| drop(work))).is_err() {
         tracing::error!("a task of the transport panicked when it was dropped");
     }
@@ -140,9 +140,9 @@ impl Wake for Task {
 }
 
 /// The rest of a task's life. Dropping it cancels the task.
-pub(super) struct Driven {
-    pub(super) task: Arc<Task>,
-    pub(super) done: oneshot::Receiver<()>,
+pub(in crate::runtime) struct Driven {
+    pub(in crate::runtime) task: Arc<Task>,
+    pub(in crate::runtime) done: oneshot::Receiver<()>,
 }
 
 impl Future for Driven {
