@@ -14,7 +14,7 @@ use kolo_transport::wire::{JobState, RankFailure, Refusal};
 
 pub use crate::call::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use crate::entry::EntryError;
-pub use crate::executor::OptionsError;
+pub use crate::options::OptionsError;
 
 /// `Result` with [`Error`](struct@Error) as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

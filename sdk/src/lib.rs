@@ -85,6 +85,7 @@ mod function;
 #[cfg(feature = "local")]
 mod local;
 mod macros;
+mod options;
 pub mod prelude;
 pub mod registry;
 pub mod rt;

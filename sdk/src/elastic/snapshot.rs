@@ -11,6 +11,14 @@ use serde::{Deserialize, Serialize};
 use super::StateError;
 use crate::codec;
 
+/// Names a commit. A later generation has later commits, whatever the numbers. Number 0 is that of a state which was neither
+/// committed nor synced.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CommitId {
+    pub(super) generation: u64,
+    pub(super) number: u64,
+}
+
 /// A copy of all parts of a state. Its memory is used again for the next copy.
 #[derive(Default)]
 pub(super) struct Snapshot {

@@ -7,7 +7,7 @@ use kolo_collectives::ReduceOp;
 
 use super::checkpoint::{Checkpoints, Keeper};
 use super::parts::{self, Elastic};
-use super::snapshot::{Copies, Snapshot};
+use super::snapshot::{CommitId, Copies, Snapshot};
 use super::{Interrupt, StateError};
 use crate::Context;
 use crate::error::Result;
@@ -84,14 +84,6 @@ pub struct State<T> {
 }
 
 type Callback<T> = Box<dyn FnMut(&Context, &mut T) -> Result<()> + Send>;
-
-/// Names a commit. A later generation has later commits, whatever the numbers. Number 0 is that of a state which was neither
-/// committed nor synced.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct CommitId {
-    pub(super) generation: u64,
-    pub(super) number: u64,
-}
 
 impl<T: Elastic> State<T> {
     /// A state whose value is this one. Nothing is committed yet.

@@ -4,7 +4,8 @@ use kolo_collectives::{CollectiveError, Communicator, Rank};
 
 use super::StateError;
 use super::parts::Elastic;
-use super::state::{CommitId, State};
+use super::snapshot::CommitId;
+use super::state::State;
 use crate::Context;
 
 /// The ranks at the beginning of a generation.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use kolo_collectives::lane::LaneChoice;
 use kolo_transport::wire::GroupFilter;
 
-use super::options::{Amount, Count, LANE, Options, RINGS};
 use super::output::Output;
 use super::{Executor, start};
 use crate::cluster::{AbortOnDrop, Cluster};
 use crate::error::StartError;
+use crate::options::{Amount, Count, LANE, Options, RINGS};
 
 /// Describes a group of workers; made by [`Executor::builder`].
 ///

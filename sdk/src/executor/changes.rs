@@ -11,9 +11,8 @@ use kolo_transport::ids::Generation;
 use kolo_transport::wire::{GenerationTable, PlacedNode};
 use tokio::task::JoinSet;
 
-use super::nodes::{self, Channels, Nodes};
+use super::nodes::{self, Channels, Nodes, is_stale};
 use super::output::Printing;
-use super::start::is_stale;
 use crate::call::{Generations, InFlight, Recovery};
 
 /// How long to wait before a node that can't be reached is tried again.

@@ -4,7 +4,6 @@ mod builder;
 mod changes;
 mod job;
 mod nodes;
-mod options;
 mod output;
 pub(crate) mod program;
 mod recovery;
@@ -21,8 +20,6 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 pub use builder::ExecutorBuilder;
-pub use options::{Amount, Count, OptionsError};
-pub(crate) use options::{LANE, RINGS};
 pub use output::Output;
 pub use recovery::{GenerationChanges, Recovered};
 
@@ -32,6 +29,8 @@ use crate::codec;
 use crate::error::ShutdownError;
 use crate::executable::Executable;
 use crate::function::{Function, IntoArgs};
+pub use crate::options::{Amount, Count};
+pub(crate) use crate::options::{LANE, RINGS};
 use job::{JobEnd, JobStatus, stop_limit};
 
 /// A running group of workers: one process per rank, each with this program's functions and executables.

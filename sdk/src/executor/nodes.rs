@@ -7,7 +7,9 @@ use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{NodeId, Rank};
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{Connection, ConnectionLost, FrameReceiver, FrameSender, Stream};
-use kolo_transport::wire::{GenerationTable, NodeReply, NodeRequest, PlacedNode, Program};
+use kolo_transport::wire::{
+    GenerationTable, NodeReply, NodeRequest, PlacedNode, Program, RefusalKind,
+};
 use tokio::task::JoinSet;
 
 use super::upload;
@@ -157,6 +159,11 @@ impl Nodes {
             }),
         }
     }
+}
+
+/// A node is in another generation already.
+pub(super) fn is_stale(error: &StartError) -> bool {
+    matches!(error, StartError::NodeRefused { refusal, .. } if refusal.kind == RefusalKind::Stale)
 }
 
 fn unreachable(node: &PlacedNode, error: &dyn std::fmt::Display) -> StartError {

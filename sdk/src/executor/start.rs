@@ -14,13 +14,13 @@ use tokio::task::JoinSet;
 
 use super::changes::Changes;
 use super::job::{Job, JobStatus};
-use super::nodes::{self, Channels, Nodes};
-use super::options::Options;
+use super::nodes::{self, Channels, Nodes, is_stale};
 use super::output::{Output, Printing};
 use super::{Executor, program};
 use crate::call::{Generations, InFlight, Target};
 use crate::cluster::Cluster;
 use crate::error::StartError;
+use crate::options::Options;
 
 /// What the driver waits beyond the start timeout: the head keeps to the timeout too, and knows better what went wrong.
 const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(3);
@@ -213,11 +213,6 @@ impl Start {
             reply: reply.to_string(),
         }
     }
-}
-
-/// A node is in another generation already.
-pub(super) fn is_stale(error: &StartError) -> bool {
-    matches!(error, StartError::NodeRefused { refusal, .. } if refusal.kind == RefusalKind::Stale)
 }
 
 fn refused(refusal: Option<Refusal>, failure: Option<RankFailure>) -> StartError {

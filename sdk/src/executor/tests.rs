@@ -18,7 +18,7 @@ use kolo_transport::wire::{
 };
 
 use super::*;
-use crate::error::{CallErrorKind, StartError};
+use crate::error::{CallErrorKind, OptionsError, StartError};
 
 fn failure(job: &FakeJob, rank: u32, exit: Exit) -> RankFailure {
     let (node, _) = job.place(Rank(rank));

@@ -8,9 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, Communicator, GroupId, Layout, LinkHello};
-use kolo_transport::endpoint::BindError;
 use kolo_transport::frame::{FrameError, InvalidFrame};
-use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::{Generation, JobId, Rank, Slot};
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
@@ -19,6 +17,7 @@ use kolo_transport::{CertificateRequest, TransportRuntime};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 
+use super::failure::{ControlError, STEP};
 use super::links::{LinkConnector, Links};
 use super::listener::Listener;
 use super::plane::Plane;
@@ -26,64 +25,8 @@ use super::renewals::Renewals;
 use super::session::Session;
 use crate::context::Context;
 
-/// For every step of the introduction, and of making a link.
-const STEP: Duration = Duration::from_secs(60);
-
 /// How long the end waits for the data plane's peers.
 const CLOSE: Duration = Duration::from_millis(100);
-
-/// Why a worker can't work.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ControlError {
-    #[error("the control socket can't be used: {0}")]
-    Socket(std::io::Error),
-    #[error("the control socket brought what is no message: {0}")]
-    Frame(FrameError),
-    #[error("the node closed the control socket")]
-    NodeGone,
-    #[error("the node sent no {what} within {} s", STEP.as_secs())]
-    Late { what: &'static str },
-    #[error("the node sent {what} at the wrong time")]
-    OutOfTurn { what: &'static str },
-    #[error(
-        "the data plane is to listen on `{given}`, which is no list of addresses; KOLO_LISTEN and KOLO_NODE_IP are set by kolo's node daemon"
-    )]
-    NodeIp { given: String },
-    #[error("no certificate for the data plane: {0}")]
-    Certificate(IdentityError),
-    #[error("the data plane can't listen: {0}")]
-    Bind(BindError),
-    #[error("the node's introduction makes no sense: {0}")]
-    Group(CollectiveError),
-}
-
-impl From<IdentityError> for ControlError {
-    fn from(error: IdentityError) -> Self {
-        Self::Certificate(error)
-    }
-}
-
-impl From<BindError> for ControlError {
-    fn from(error: BindError) -> Self {
-        Self::Bind(error)
-    }
-}
-
-impl From<CollectiveError> for ControlError {
-    fn from(error: CollectiveError) -> Self {
-        Self::Group(error)
-    }
-}
-
-impl From<FrameError> for ControlError {
-    fn from(error: FrameError) -> Self {
-        match error {
-            // A daemon that is killed may do so in the middle of a message, in both directions.
-            FrameError::Io(_) | FrameError::Truncated { .. } => Self::NodeGone,
-            other => Self::Frame(other),
-        }
-    }
-}
 
 /// How the conversation with the node ended.
 #[derive(Debug)]

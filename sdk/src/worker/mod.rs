@@ -7,6 +7,7 @@
 mod calls;
 mod control;
 mod dispatch;
+mod failure;
 mod generations;
 mod links;
 mod listener;
@@ -38,8 +39,9 @@ pub(crate) use self::running::Running;
 pub(crate) use self::session::Session;
 
 use self::calls::{LoopEnd, LoopError};
-use self::control::{Control, ControlError, Verdict};
+use self::control::{Control, Verdict};
 use self::dispatch::Dispatcher;
+use self::failure::ControlError;
 use crate::entry::{self, Role};
 use crate::registry::Registry;
 

@@ -12,7 +12,7 @@ use kolo_transport::{
     CloseCode, Credentials, Endpoint, EndpointConfig, TransportRuntime, interfaces,
 };
 
-use super::control::ControlError;
+use super::failure::ControlError;
 use crate::executor::LANE;
 
 /// The IP address under which other nodes reach this one, set by the node.

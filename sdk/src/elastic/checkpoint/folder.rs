@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::Path;
 
-use crate::elastic::state::CommitId;
+use crate::elastic::snapshot::CommitId;
 
 /// The name of a checkpoint: `commit-000000000012-g1.kolo`. A greater name is that of a newer one: the number counts commits
 /// of all jobs that have resumed each other, and generations begin anew in each job.

@@ -14,8 +14,7 @@ use std::time::Duration;
 use kolo_transport::ids::JobId;
 
 use super::StateError;
-use super::snapshot::Snapshot;
-use super::state::CommitId;
+use super::snapshot::{CommitId, Snapshot};
 use crate::Context;
 use file::{About, Opened};
 use writer::{Base, Writer};

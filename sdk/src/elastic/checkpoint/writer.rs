@@ -11,8 +11,7 @@ use kolo_transport::ids::JobId;
 use super::Checkpoints;
 use super::file::{self, About};
 use super::folder::{self, Before, Name};
-use crate::elastic::snapshot::Snapshot;
-use crate::elastic::state::CommitId;
+use crate::elastic::snapshot::{CommitId, Snapshot};
 
 /// The checkpoints that were there before the first write of this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

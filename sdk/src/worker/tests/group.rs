@@ -10,7 +10,7 @@ use super::caller::function;
 use super::node::{Group, hear, runtime, start_worker, tell};
 use crate::call::test_failure;
 use crate::context::Context;
-use crate::worker::control::ControlError;
+use crate::worker::failure::ControlError;
 use crate::worker::{EXIT_PROTOCOL, Fatal};
 use crate::{Function, codec};
 
