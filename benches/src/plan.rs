@@ -207,8 +207,7 @@ fn rows(options: &Options) -> Vec<Row> {
             let row = |algorithm: Algorithm| {
                 let segment = Some(choices.segment(kind, algorithm, bytes)).filter(|log| *log > 0);
                 let segment = segment.map(|log| 1_u64 << log);
-                let each = segment.unwrap_or(u64::MAX) as f64;
-                let cost = predict(&model, shape, kind, algorithm, bytes as f64, each);
+                let cost = predict(&model, shape, kind, algorithm, bytes as f64);
                 Row {
                     bench: "plan",
                     operation: if op.is_some() { "adasum" } else { kind.name() },

@@ -57,12 +57,6 @@ fn run() -> Result<ExitCode> {
 fn work(rank: u32, world: u32, folder: &Path) -> Result {
     let comm = peers::Local::in_folder(folder).join(Rank(rank), world)?;
 
-    // What links take here: algorithms are chosen by that from now on. All ranks find the same.
-    let found = comm.calibrate()?;
-    if rank == 0 {
-        println!("{found}");
-    }
-
     let mut gradient = vec![rank as f32; 1 << 20];
     comm.all_reduce(&mut gradient, ReduceOp::Average)?;
     let begun = Instant::now();

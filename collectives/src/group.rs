@@ -69,8 +69,6 @@ pub(crate) enum Kind {
     Names = 3,
     /// Operations whose order was negotiated.
     Negotiated = 4,
-    /// Two ranks measure the way between them.
-    Measured = 5,
 }
 
 /// Something that has links of its own.

@@ -106,7 +106,7 @@ pub use local::local_group;
 pub use operation::{Factor, ReduceOp, Unsupported};
 pub use ops::{Gathered, Start};
 pub use options::{Compression, Options};
-pub use schedule::{Algorithm, Calibration, Layout, Tuning};
+pub use schedule::{Algorithm, Layout, Tuning};
 pub use shm::arena::way_in_shared_memory;
 pub use shm::buffer::SharedBuffer;
 

@@ -122,10 +122,7 @@ impl Operation {
     /// Whether it is a part of something that a rank without data can't take part in.
     pub(crate) fn wants_all(&self) -> bool {
         let makes_buffers = self.kind == OperationKind::Barrier && self.dtype.is_some();
-        let is_part_of_more = matches!(
-            Mark::of(self.shape),
-            Some(Mark::Calibrate | Mark::Split | Mark::Trace)
-        );
+        let is_part_of_more = matches!(Mark::of(self.shape), Some(Mark::Split | Mark::Trace));
         makes_buffers || is_part_of_more
     }
 

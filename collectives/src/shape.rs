@@ -80,8 +80,6 @@ pub(crate) enum Mark {
     Object,
     /// No more data.
     Join,
-    /// Links are measured.
-    Calibrate,
     /// Groups are made.
     Split,
     /// Clocks are compared.
@@ -96,9 +94,8 @@ impl Mark {
             }
             Self::Object => MARK | 2 << 16,
             Self::Join => MARK | 3 << 16,
-            Self::Calibrate => MARK | 4 << 16,
-            Self::Split => MARK | 5 << 16,
-            Self::Trace => MARK | 6 << 16,
+            Self::Split => MARK | 4 << 16,
+            Self::Trace => MARK | 5 << 16,
         }
     }
 
@@ -113,9 +110,8 @@ impl Mark {
             }),
             2 => Some(Self::Object),
             3 => Some(Self::Join),
-            4 => Some(Self::Calibrate),
-            5 => Some(Self::Split),
-            6 => Some(Self::Trace),
+            4 => Some(Self::Split),
+            5 => Some(Self::Trace),
             _ => None,
         }
     }
@@ -123,7 +119,6 @@ impl Mark {
     pub(crate) fn write(self, operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Join => return f.write_str("join"),
-            Self::Calibrate => return f.write_str("calibrate"),
             Self::Split => return f.write_str("split"),
             Self::Trace => return f.write_str("trace"),
             Self::Object => {
@@ -188,7 +183,6 @@ mod tests {
         for mark in [
             Mark::Object,
             Mark::Join,
-            Mark::Calibrate,
             Mark::Split,
             Mark::Trace,
             Mark::Lengths {

@@ -90,10 +90,8 @@ pub(crate) struct State {
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
-    /// In its place while the ranks agree on another one.
-    pub(crate) agreeing: Option<Tuning>,
     pub(crate) layout: Arc<Layout>,
-    /// The version of the three above.
+    /// The version of the two above.
     pub(crate) settings: u64,
     /// Of a group, its members by their ranks among all.
     members: Option<Arc<[u32]>>,
@@ -130,7 +128,6 @@ impl State {
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
-            agreeing: None,
             layout: Arc::new(Layout::single(world)),
             settings: 0,
             waker: None,
@@ -206,11 +203,6 @@ impl State {
         self.tuning = tuning;
         self.layout = layout;
         self.settings += 1;
-    }
-
-    /// What algorithms are chosen by at this moment.
-    pub(crate) fn tuning_now(&self) -> Tuning {
-        self.agreeing.unwrap_or(self.tuning)
     }
 
     /// The number of the next operation, which is taken by it.

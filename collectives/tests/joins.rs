@@ -402,10 +402,9 @@ fn a_rank_that_joined_has_no_object_to_give() {
 #[test]
 fn what_needs_all_ranks_says_who_has_joined() {
     type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let cases: [(&str, Body); 4] = [
+    let cases: [(&str, Body); 3] = [
         ("split", |comm| comm.split(Some(1), 0).map(drop)),
         ("trace", |comm| comm.trace().map(drop)),
-        ("calibrate", |comm| comm.calibrate().map(drop)),
         ("buffer of f32, shape [9]", |comm| {
             comm.buffer::<f32>(9).map(drop)
         }),

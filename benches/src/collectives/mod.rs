@@ -9,6 +9,7 @@ mod group;
 mod hosts;
 mod kolo_group;
 mod launch;
+mod links;
 mod pattern;
 mod peers;
 mod rank;
@@ -360,7 +361,6 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
     let mut ceilings = Vec::new();
     if options.ceilings && failure.is_none() {
         progress.say(format_args!("measuring kolo's links"));
-        // Last of all, for algorithms are chosen by it from then on.
         let links = contestants.first_mut().map(|kolo| kolo.group.links());
         ceilings.extend(links.transpose()?.map_or_else(Vec::new, ceilings::of_links));
     }

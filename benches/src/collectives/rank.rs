@@ -31,8 +31,9 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::launch::enter_host;
+use super::links;
 use super::pattern::Part;
-use super::wire::{Answer, How, Lane as Way, LinkCosts, MEASURE_LINKS, Operation, Run};
+use super::wire::{Answer, How, Lane as Way, MEASURE_LINKS, Operation, Run};
 use crate::raw::child::parent;
 
 /// Role of a rank.
@@ -128,7 +129,7 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
     writeln!(out, "ready {} 1", work.setup.rank)?;
     while let Some(line) = next()? {
         if line == MEASURE_LINKS {
-            let found = LinkCosts::from(&work.comm.calibrate()?);
+            let found = links::measure(&work.comm)?;
             writeln!(out, "{}", serde_json::to_string(&found)?)?;
             continue;
         }

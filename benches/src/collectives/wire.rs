@@ -8,9 +8,8 @@ use std::io::{BufRead, Write};
 use std::str::FromStr;
 
 use anyhow::Context as _;
+use kolo::collectives::Algorithm;
 use kolo::collectives::lane::LaneChoice;
-use kolo::collectives::schedule::Class;
-use kolo::collectives::{Algorithm, Calibration};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one value.
@@ -130,7 +129,7 @@ impl Lane {
 /// What kolo's ranks are asked for in place of a [`Run`]: a [`LinkCosts`].
 pub(crate) const MEASURE_LINKS: &str = "links";
 
-/// What links take, as [`Communicator::calibrate`](kolo::collectives::Communicator::calibrate) finds it.
+/// What links take.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LinkCosts {
     /// LinkCosts inside a host, if one has two ranks.
@@ -148,22 +147,6 @@ pub(crate) struct LinkClass {
     pub(crate) busy: f64,
     /// GB/s.
     pub(crate) rate: f64,
-}
-
-impl From<&Calibration> for LinkCosts {
-    fn from(found: &Calibration) -> Self {
-        let class = |class: Class, pairs| {
-            (pairs > 0).then_some(LinkClass {
-                latency: class.alpha * 1e6,
-                busy: class.overhead * 1e6,
-                rate: 1e-9 / class.beta,
-            })
-        };
-        Self {
-            inside: class(found.model.inside, found.pairs_inside),
-            across: class(found.model.across, found.pairs_across),
-        }
-    }
 }
 
 /// A series of operations that all ranks of a group do.

@@ -121,7 +121,7 @@ impl Engine {
                 schedule.all_reduce(group, algorithm, count, segment, finish);
             }
             OperationKind::Reduce => {
-                schedule.reduce(group, algorithm, root, count, segment, finish);
+                schedule.reduce(group, algorithm, root, count, finish);
             }
             OperationKind::ReduceScatter => {
                 let rows = operation.rows.max(1) as usize;
@@ -133,7 +133,7 @@ impl Engine {
                 schedule.reduce_scatter(group, algorithm, split, finish);
             }
             OperationKind::Broadcast => {
-                schedule.broadcast(group, algorithm, root, count, segment);
+                schedule.broadcast(group, algorithm, root, count);
             }
             OperationKind::AllGather | OperationKind::AllGatherCounts => {
                 schedule.all_gather(group, algorithm, Equal(count));

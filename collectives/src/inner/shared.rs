@@ -333,7 +333,7 @@ impl Turn<'_> {
         let obstacle = {
             let state = self.inner.signals.lock();
             self.engine
-                .settle(state.settings, state.tuning_now(), &state.layout);
+                .settle(state.settings, state.tuning, &state.layout);
             state.obstacle(tag)
         };
         if let Some(error) = obstacle {

@@ -338,7 +338,7 @@ impl Turn<'_> {
         {
             let state = self.inner.signals.lock();
             self.engine
-                .settle(state.settings, state.tuning_now(), &state.layout);
+                .settle(state.settings, state.tuning, &state.layout);
         }
         self.engine.choose(operation);
         self.operation = *operation;

@@ -3,7 +3,6 @@
 mod alike;
 mod broadcast;
 mod buffer;
-mod calibrate;
 mod exchange;
 mod gather;
 mod grouped;

@@ -24,8 +24,6 @@ pub enum Algorithm {
     Dissemination,
     /// All-reduce by exchange of everything with partners at doubling distances.
     Doubling,
-    /// Along a chain, in segments.
-    Chain,
     /// Broadcast: scatter along a tree, all-gather along a ring.
     ScatterGather,
     /// Every pair of ranks by itself, all at once.
@@ -44,7 +42,7 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All algorithms, by their codes on the wire.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 15] = [
         Self::Local,
         Self::Flat,
         Self::Halving,
@@ -53,7 +51,6 @@ impl Algorithm {
         Self::Binomial,
         Self::Dissemination,
         Self::Doubling,
-        Self::Chain,
         Self::ScatterGather,
         Self::Linear,
         Self::Pairwise,
@@ -79,7 +76,7 @@ impl Algorithm {
                 Self::TwoLevelHalving,
                 Self::TwoLevelDoubling,
             ],
-            Kind::Reduce => &[Self::Binomial, Self::Chain, Self::Ring],
+            Kind::Reduce => &[Self::Binomial, Self::Ring],
             Kind::ReduceScatter => &[Self::Ring, Self::Halving],
             Kind::AllGather | Kind::AllGatherCounts | Kind::AllGatherVarcount => {
                 &[Self::Ring, Self::Bruck, Self::TwoLevelRing]
@@ -87,14 +84,8 @@ impl Algorithm {
             Kind::Gather | Kind::GatherVarcount | Kind::Scatter | Kind::ScatterVarcount => {
                 &[Self::Linear, Self::Binomial]
             }
-            Kind::Broadcast => &[
-                Self::Binomial,
-                Self::ScatterGather,
-                Self::Chain,
-                Self::TwoLevelTree,
-            ],
-            Kind::AllToAll => &[Self::Pairwise, Self::Linear, Self::Bruck],
-            Kind::AllToAllVarcount => &[Self::Pairwise, Self::Linear],
+            Kind::Broadcast => &[Self::Binomial, Self::ScatterGather, Self::TwoLevelTree],
+            Kind::AllToAll | Kind::AllToAllVarcount => &[Self::Pairwise, Self::Linear],
             Kind::Barrier => &[Self::Dissemination],
             Kind::SendReceive => &[Self::Linear],
         }
@@ -135,7 +126,6 @@ impl Algorithm {
             Self::Binomial => "binomial",
             Self::Dissemination => "dissemination",
             Self::Doubling => "doubling",
-            Self::Chain => "chain",
             Self::ScatterGather => "scatter-gather",
             Self::Linear => "linear",
             Self::Pairwise => "pairwise",

@@ -1,6 +1,6 @@
 //! By doubling distances, for any world size: after step k every rank has the shares of 2^(k+1) ranks.
 //!
-//! In gathers the working buffer holds the shares in the order rank, rank+1, ..., around the circle, so that what is
+//! The working buffer holds the shares in the order rank, rank+1, ..., around the circle, so that what is
 //! sent is always one stretch from the start.
 
 use super::{Action, Counts, Equal, Output, Schedule, Span, Team};
@@ -71,61 +71,4 @@ pub(super) fn all_reduce(out: &mut Schedule, team: Team, count: usize, finish: b
         from: result,
         to: 0,
     });
-}
-
-/// All-to-all of equal blocks: the block for the rank at distance d travels along the bits of d.
-///
-/// The blocks lie where the input was. Those of a step are packed, so that a step is one message.
-pub(super) fn all_to_all(out: &mut Schedule, team: Team, block: usize) {
-    let ranks = team.size as usize;
-    let total = ranks * block;
-    let half = (ranks / 2 + ranks % 2) * block;
-    let (packed, received) = (total, total + half);
-    out.buffer = total + 2 * half;
-    out.input = Some(Span::between(0, total));
-    // The block for distance d, at first; in the end the one from distance d.
-    let at = |distance: u32| Span {
-        start: team.after(distance) as usize * block,
-        len: block,
-    };
-    let moving = |bit: u32| (1..team.size).filter(move |distance| distance & bit != 0);
-    let slot = |base: usize, index: usize| Span {
-        start: base + index * block,
-        len: block,
-    };
-    let mut bit = 1;
-    while bit < team.size {
-        for (index, distance) in moving(bit).enumerate() {
-            out.local(Action::Copy {
-                from: at(distance),
-                into: slot(packed, index),
-            });
-        }
-        let len = moving(bit).count() * block;
-        out.act(Action::Send {
-            peer: team.after(bit),
-            span: Span { start: packed, len },
-        });
-        out.act(Action::Receive {
-            peer: team.before(bit),
-            span: Span {
-                start: received,
-                len,
-            },
-        });
-        out.end_step();
-        for (index, distance) in moving(bit).enumerate() {
-            out.local(Action::Copy {
-                from: slot(received, index),
-                into: at(distance),
-            });
-        }
-        bit *= 2;
-    }
-    for distance in 0..team.size {
-        out.outputs.push(Output {
-            from: at(distance),
-            to: team.before(distance) as usize * block,
-        });
-    }
 }

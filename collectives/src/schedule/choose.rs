@@ -7,12 +7,11 @@ use crate::operation::{OperationKind, ReduceOp};
 /// What algorithms are chosen by. The same on every rank, or operations are a mismatch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Tuning {
-    /// What links and processors take; [`Communicator::calibrate`](crate::Communicator::calibrate) measures it. Default:
-    /// [`Model::default`].
+    /// What links and processors take. Default: [`Model::default`].
     pub model: Model,
     /// Use this algorithm for every operation that it can do, whatever the size. Default: none.
     pub force: Option<Algorithm>,
-    /// Cut pipelined transfers into segments of two to this power bytes. Default: none, which is by the model.
+    /// Cut all-reduces around a ring into segments of two to this power bytes. Default: by the number of ranks.
     pub segment: Option<u8>,
 }
 
@@ -109,28 +108,22 @@ impl Choices {
         rows[row.min(rows.len() - 1)].algorithm
     }
 
-    /// The segment of an operation of so many bytes that is pipelined, as two to which power of bytes; 0 for the others.
+    /// The segment of an all-reduce of so many bytes around a ring, as two to which power of bytes; 0 for the others.
     #[must_use]
     pub fn segment(&self, kind: OperationKind, algorithm: Algorithm, bytes: u64) -> u8 {
-        let power = match (kind, algorithm) {
-            (_, Algorithm::Chain) => self
-                .tuning
-                .segment
-                .unwrap_or_else(|| best_segment(&self.tuning.model, self.shape, bytes as f64)),
-            (OperationKind::AllReduce, Algorithm::Ring) => {
-                // Less than a page for each rank would make many messages, and a long schedule, for nothing.
-                let least = u64::from(self.shape.world) * RING_LEAST;
-                let power = self.tuning.segment.map_or_else(
-                    || ring_segment(self.shape),
-                    |given| given.max(log2_up(least)),
-                );
-                if bytes >> power.min(40) < 2 {
-                    return 0;
-                }
-                power
-            }
-            _ => return 0,
-        };
+        if (kind, algorithm) != (OperationKind::AllReduce, Algorithm::Ring) {
+            return 0;
+        }
+        // Less than a page for each rank would make many messages, and a long schedule, for nothing.
+        let least = u64::from(self.shape.world) * RING_LEAST;
+        let given = |power: u8| power.max(log2_up(least));
+        let power = self
+            .tuning
+            .segment
+            .map_or_else(|| ring_segment(self.shape), given);
+        if bytes >> power.min(40) < 2 {
+            return 0;
+        }
         power.clamp(3, 40)
     }
 
@@ -166,17 +159,8 @@ impl Choices {
     /// The cheapest algorithm for a size. Of equals the first.
     fn best(&self, kind: OperationKind, adasum: bool, bytes: u64) -> Algorithm {
         let bytes = bytes as f64;
-        let segment = f64::from(best_segment(&self.tuning.model, self.shape, bytes)).exp2();
         let cost = |algorithm: Algorithm| {
-            predict(
-                &self.tuning.model,
-                self.shape,
-                kind,
-                algorithm,
-                bytes,
-                segment,
-            )
-            .seconds
+            predict(&self.tuning.model, self.shape, kind, algorithm, bytes).seconds
                 + if adasum && algorithm == Algorithm::Halving {
                     // The scalar products travel by themselves: 1 + 2 + ... + log n times.
                     let class = if self.shape.hosts > 1 {
@@ -261,21 +245,6 @@ fn log2_up(number: u64) -> u8 {
     number.next_power_of_two().ilog2() as u8
 }
 
-/// A chain of n ranks takes n - 2 + S/s steps of alpha + s beta each: least where s^2 = S alpha / ((n - 2) beta).
-fn best_segment(model: &Model, shape: Shape, bytes: f64) -> u8 {
-    let class = if shape.hosts > 1 {
-        model.across
-    } else {
-        model.inside
-    };
-    let per_byte = (class.beta + model.gamma).max(1e-15);
-    let links = f64::from(shape.world.max(3) - 2);
-    let best = (bytes * (class.alpha + class.overhead) / (links * per_byte)).sqrt();
-    #[allow(clippy::cast_sign_loss)] // it is between 12 and 22
-    let power = best.max(1.0).log2().round().clamp(12.0, 22.0) as u8;
-    power
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,7 +267,7 @@ mod tests {
             );
             let steps = |algorithm| {
                 let kind = OperationKind::AllReduce;
-                predict(&Model::default(), shape, kind, algorithm, 4.0, 1.0).steps
+                predict(&Model::default(), shape, kind, algorithm, 4.0).steps
             };
             assert!(
                 steps(short) <= steps(Algorithm::Ring).min(steps(Algorithm::Halving)),
@@ -306,7 +275,7 @@ mod tests {
             );
             let bytes = |algorithm| {
                 let kind = OperationKind::AllReduce;
-                let cost = predict(&Model::default(), shape, kind, algorithm, 1e9, 1.0);
+                let cost = predict(&Model::default(), shape, kind, algorithm, 1e9);
                 if hosts > 1 { cost.across } else { cost.inside }
             };
             assert!(
@@ -351,7 +320,7 @@ mod tests {
                 let chosen = choices.choose(OperationKind::AllReduce, SUM, bytes);
                 let cost = |algorithm| {
                     let kind = OperationKind::AllReduce;
-                    predict(&Model::default(), shape, kind, algorithm, bytes as f64, 1.0).seconds
+                    predict(&Model::default(), shape, kind, algorithm, bytes as f64).seconds
                 };
                 for &other in Algorithm::able(OperationKind::AllReduce) {
                     // A choice that changes twice between two sizes of the grid is missed, and costs next to nothing.
@@ -379,28 +348,5 @@ mod tests {
         let adasum = Some(ReduceOp::Adasum);
         let chosen = choices.choose(OperationKind::AllReduce, adasum, 4);
         assert!(Algorithm::ADASUM.contains(&chosen), "{chosen}");
-    }
-
-    #[test]
-    fn a_chain_has_more_segments_the_more_there_is_to_send() {
-        let choices = Choices::new(Tuning::default(), Shape::even(16, 1));
-        assert_eq!(
-            choices.segment(OperationKind::AllReduce, Algorithm::Halving, 1 << 30),
-            0
-        );
-        let segments = |bytes: u64| {
-            bytes >> choices.segment(OperationKind::Broadcast, Algorithm::Chain, bytes)
-        };
-        assert!(segments(1 << 20) < segments(1 << 24));
-        assert!(segments(1 << 24) < segments(1 << 30));
-        let fixed = Tuning {
-            segment: Some(14),
-            ..Tuning::default()
-        };
-        let choices = Choices::new(fixed, Shape::even(16, 1));
-        assert_eq!(
-            choices.segment(OperationKind::Broadcast, Algorithm::Chain, 1 << 30),
-            14
-        );
     }
 }

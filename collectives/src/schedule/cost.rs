@@ -2,12 +2,9 @@
 //!
 //! The model is Hockney's with the part of the latency that a processor spends on each message set apart, as in LogGP
 //! (Alexandrov et al. 1995), and with two classes of links (inside a host, across hosts). The ranks of a host share its
-//! link to the others. It is used twice: [`time`] runs it over the schedules of all ranks, [`predict`] over a formula,
-//! which works for any number of ranks at once. A test holds one against the other.
+//! link to the others. A test holds the steps and bytes of the formula against those of the schedules.
 
-use std::collections::BTreeMap;
-
-use super::{Action, Algorithm, Layout, Schedule, Shape};
+use super::{Algorithm, Shape};
 use crate::operation::OperationKind;
 
 /// One class of links.
@@ -226,17 +223,6 @@ impl Tally<'_> {
         }
     }
 
-    /// The first segment goes all the way, the others follow as fast as the slowest link lets them.
-    fn chain(&mut self, bytes: f64, segment: f64, reduces: bool) {
-        let Shape { world, hosts, .. } = self.shape;
-        let segments = (bytes / segment.max(1.0)).ceil().max(1.0);
-        let each = bytes / segments;
-        self.steps(f64::from(world - hosts), Reach::Inside, each, reduces);
-        self.steps(f64::from(hosts - 1), Reach::Across(1), each, reduces);
-        self.steps(segments - 1.0, Reach::Circle(1), each, reduces);
-        (self.sum.inside, self.sum.across) = (bytes, if hosts > 1 { bytes } else { 0.0 });
-    }
-
     fn all_reduce(&mut self, algorithm: Algorithm, bytes: f64) {
         let Shape {
             world,
@@ -295,7 +281,7 @@ impl Tally<'_> {
         }
     }
 
-    fn broadcast(&mut self, algorithm: Algorithm, bytes: f64, segment: f64) {
+    fn broadcast(&mut self, algorithm: Algorithm, bytes: f64) {
         let Shape {
             world, hosts, most, ..
         } = self.shape;
@@ -305,7 +291,6 @@ impl Tally<'_> {
                 self.tree(world, false, |distance| piece * distance);
                 self.steps(f64::from(world - 1), Reach::Circle(1), piece, false);
             }
-            Algorithm::Chain => self.chain(bytes, segment, false),
             Algorithm::TwoLevelTree => {
                 self.steps(ceil_log2(hosts).into(), Reach::Across(1), bytes, false);
                 self.steps(ceil_log2(most).into(), Reach::Inside, bytes, false);
@@ -333,27 +318,16 @@ impl Tally<'_> {
 
     fn all_to_all(&mut self, algorithm: Algorithm, block: f64) {
         let Shape { world, most, .. } = self.shape;
-        match algorithm {
-            Algorithm::Linear => self.linear(block, most),
-            Algorithm::Bruck => {
-                for bit in Self::distances(world) {
-                    // The distances that have the bit.
-                    let blocks = world / (2 * bit) * bit + (world % (2 * bit)).saturating_sub(bit);
-                    let bytes = f64::from(blocks) * block;
-                    self.step(Reach::Circle(bit), bytes, false);
-                    self.combine(2.0 * bytes);
-                }
-            }
-            _ => {
-                // The distances near 0 and near the world size one by one, those between at once: they are alike.
-                let near = most.min(world.div_ceil(2));
-                for distance in 1..near {
-                    self.steps(2.0, Reach::Circle(distance), block, false);
-                }
-                let between = f64::from(world - 1) - 2.0 * f64::from(near.saturating_sub(1));
-                self.steps(between, Reach::Circle(world / 2), block, false);
-            }
+        if algorithm == Algorithm::Linear {
+            return self.linear(block, most);
         }
+        // The distances near 0 and near the world size one by one, those between at once: they are alike.
+        let near = most.min(world.div_ceil(2));
+        for distance in 1..near {
+            self.steps(2.0, Reach::Circle(distance), block, false);
+        }
+        let between = f64::from(world - 1) - 2.0 * f64::from(near.saturating_sub(1));
+        self.steps(between, Reach::Circle(world / 2), block, false);
     }
 }
 
@@ -363,8 +337,7 @@ fn ceil_log2(number: u32) -> u32 {
 
 /// What an operation is expected to take, by a formula: at once for any number of ranks.
 ///
-/// `bytes` are those of the buffer of one rank; of gathers, scatters and all-to-all those of all shares. A chain is cut
-/// into segments of `segment` bytes.
+/// `bytes` are those of the buffer of one rank; of gathers, scatters and all-to-all those of all shares.
 #[must_use]
 pub fn predict(
     model: &Model,
@@ -372,7 +345,6 @@ pub fn predict(
     kind: OperationKind,
     algorithm: Algorithm,
     bytes: f64,
-    segment: f64,
 ) -> Prediction {
     use OperationKind as Kind;
     let mut tally = Tally {
@@ -388,7 +360,6 @@ pub fn predict(
     match kind {
         Kind::AllReduce => tally.all_reduce(algorithm, bytes),
         Kind::Reduce => match algorithm {
-            Algorithm::Chain => tally.chain(bytes, segment, true),
             Algorithm::Ring => {
                 tally.ring(world, Reach::Circle(1), bytes, false);
                 tally.tree(world, false, |distance| share * distance);
@@ -408,7 +379,7 @@ pub fn predict(
                 _ => tally.linear(share, 1),
             }
         }
-        Kind::Broadcast => tally.broadcast(algorithm, bytes, segment),
+        Kind::Broadcast => tally.broadcast(algorithm, bytes),
         Kind::AllToAll | Kind::AllToAllVarcount => tally.all_to_all(algorithm, share),
         Kind::Barrier => {
             for distance in Tally::distances(world) {
@@ -418,176 +389,4 @@ pub fn predict(
         Kind::SendReceive => tally.step(Reach::Circle(world / 2), bytes, false),
     }
     tally.sum
-}
-
-/// What the schedules of all ranks, in rank order, are expected to take, with elements of `size` bytes. Every rank begins
-/// at once; a message moves when both sides have come to its step.
-///
-/// # Panics
-///
-/// If the schedules do not belong together, or not to this layout.
-#[must_use]
-pub fn time(model: &Model, layout: &Layout, schedules: &[Schedule], size: usize) -> Prediction {
-    let world = schedules.len();
-    assert_eq!(world, layout.world() as usize, "one schedule for each rank");
-    let crosses = |a: usize, b: u32| layout.host_of(a as u32) != layout.host_of(b);
-    let longest = schedules.iter().map(Schedule::len).max().unwrap_or(0);
-    // How many messages enter and leave a host in the steps of one number.
-    let mut crossing = vec![vec![[0_u32; 2]; longest]; layout.hosts() as usize];
-    let mut sum = Prediction {
-        steps: longest as f64,
-        ..Prediction::default()
-    };
-    let mut across = vec![0.0; layout.hosts() as usize];
-    for (rank, schedule) in schedules.iter().enumerate() {
-        let host = layout.host_of(rank as u32) as usize;
-        let mut inside = 0.0;
-        for (index, step) in schedule.steps().enumerate() {
-            for action in step {
-                let Some((peer, span)) = action.transfer() else {
-                    continue;
-                };
-                let sends = matches!(action, Action::Send { .. });
-                let bytes = if sends { (span.len * size) as f64 } else { 0.0 };
-                if crosses(rank, peer) {
-                    crossing[host][index][usize::from(sends)] += 1;
-                    across[host] += bytes;
-                } else {
-                    inside += bytes;
-                }
-            }
-        }
-        sum.inside = sum.inside.max(inside);
-    }
-    sum.across = across.iter().copied().fold(0.0, f64::max);
-    let partners = partners(schedules);
-    // When each rank came to each of its steps.
-    let mut came: Vec<Vec<f64>> = vec![vec![0.0]; world];
-    loop {
-        let mut moved = false;
-        for rank in 0..world {
-            while came[rank].len() <= schedules[rank].len() {
-                let Some(done) = step_ends(
-                    model, layout, schedules, size, &came, &crossing, &partners, rank,
-                ) else {
-                    break;
-                };
-                came[rank].push(done);
-                moved = true;
-            }
-        }
-        if !moved {
-            break;
-        }
-    }
-    for (rank, schedule) in schedules.iter().enumerate() {
-        assert_eq!(
-            came[rank].len(),
-            schedule.len() + 1,
-            "schedules that belong together"
-        );
-        sum.seconds = sum.seconds.max(came[rank][schedule.len()]);
-    }
-    sum
-}
-
-#[allow(clippy::too_many_arguments)] // one loop of `time`
-/// When the present step of a rank ends, if its peers have come to their side of it.
-fn step_ends(
-    model: &Model,
-    layout: &Layout,
-    schedules: &[Schedule],
-    size: usize,
-    came: &[Vec<f64>],
-    crossing: &[Vec<[u32; 2]>],
-    partners: &[Vec<Vec<usize>>],
-    rank: usize,
-) -> Option<f64> {
-    let index = came[rank].len() - 1;
-    let host = layout.host_of(rank as u32);
-    let step = schedules[rank].step(index);
-    let mut begin = came[rank][index];
-    let mut latency: f64 = 0.0;
-    // What a rank sends and what it receives are on their way at the same time; the classes too.
-    let (mut near, mut far, mut messages) = ([0.0_f64; 2], [0.0_f64; 2], [0_u32; 2]);
-    let mut moved = 0_usize;
-    for (place, action) in step.iter().enumerate() {
-        let Some((peer, span)) = action.transfer() else {
-            if let Action::Combine { into, .. } | Action::Copy { into, .. } = action {
-                moved += into.len;
-            }
-            continue;
-        };
-        let sends = matches!(action, Action::Send { .. });
-        if matches!(action, Action::ReceiveReduce { .. }) {
-            moved += span.len;
-        }
-        let other = partners[rank][index][place];
-        begin = begin.max(*came[peer as usize].get(other)?);
-        let (way, bytes) = (usize::from(sends), (span.len * size) as f64);
-        if layout.host_of(peer) == host {
-            latency = latency.max(model.inside.alpha);
-            near[way] += model.inside.message(bytes);
-        } else {
-            latency = latency.max(model.across.alpha);
-            far[way] += bytes * model.across.beta;
-            messages[way] += 1;
-        }
-    }
-    let mut busiest = near[0].max(near[1]);
-    for way in 0..2 {
-        if messages[way] > 0 {
-            // The host's link is shared with what its other ranks have on it in this step.
-            let own = f64::from(messages[way]);
-            let sharing = f64::from(crossing[host as usize][index][way]) / own;
-            busiest = busiest.max(own * model.across.overhead + far[way] * sharing);
-        }
-    }
-    Some(begin + latency + busiest + (moved * size) as f64 * model.gamma)
-}
-
-/// For each rank, step and action: the step in which the peer does its side of it; 0 for local actions.
-fn partners(schedules: &[Schedule]) -> Vec<Vec<Vec<usize>>> {
-    // For each pair of ranks the steps in which the one sends, and those in which the other receives.
-    let mut sends: BTreeMap<(u32, u32), Vec<usize>> = BTreeMap::new();
-    let mut receives = sends.clone();
-    let mut numbers: Vec<Vec<Vec<usize>>> = Vec::new();
-    for (rank, schedule) in (0..).zip(schedules) {
-        let mut steps = Vec::new();
-        for (index, step) in schedule.steps().enumerate() {
-            let number = |action: &Action| {
-                let Some((peer, _)) = action.transfer() else {
-                    return 0;
-                };
-                let list = if matches!(action, Action::Send { .. }) {
-                    sends.entry((rank, peer)).or_default()
-                } else {
-                    receives.entry((peer, rank)).or_default()
-                };
-                list.push(index);
-                list.len() - 1
-            };
-            steps.push(step.iter().map(number).collect());
-        }
-        numbers.push(steps);
-    }
-    for (rank, schedule) in (0..).zip(schedules) {
-        for (index, step) in schedule.steps().enumerate() {
-            for (place, action) in step.iter().enumerate() {
-                let Some((peer, _)) = action.transfer() else {
-                    continue;
-                };
-                let number = &mut numbers[rank as usize][index][place];
-                let other = if matches!(action, Action::Send { .. }) {
-                    receives.get(&(rank, peer))
-                } else {
-                    sends.get(&(peer, rank))
-                };
-                *number = *other
-                    .and_then(|steps| steps.get(*number))
-                    .expect("schedules that belong together: every transfer has two sides");
-            }
-        }
-    }
-    numbers
 }

@@ -10,11 +10,6 @@ pub trait Counts: Copy {
     /// Elements of the ranks before this one, which may be the number of ranks: then it is the sum of all.
     fn before(self, rank: u32) -> usize;
 
-    /// Elements of every rank, if they are known to be the same.
-    fn equal(self) -> Option<usize> {
-        None
-    }
-
     /// The elements of this rank among those of all.
     fn span(self, rank: u32) -> Span {
         Span {
@@ -35,10 +30,6 @@ impl Counts for Equal {
 
     fn before(self, rank: u32) -> usize {
         self.0 * rank as usize
-    }
-
-    fn equal(self) -> Option<usize> {
-        Some(self.0)
     }
 }
 

@@ -50,7 +50,7 @@ fn check(layout: &Layout, count: usize) {
     }
     for root in [0, world / 3, world - 1] {
         let all = schedules(layout, |schedule, group| {
-            schedule.broadcast(group, Algorithm::TwoLevelTree, root, count, 1);
+            schedule.broadcast(group, Algorithm::TwoLevelTree, root, count);
         });
         let inputs: Vec<Vec<i64>> = (0..i64::from(world))
             .map(|rank| vec![rank; count])
@@ -70,18 +70,24 @@ fn check(layout: &Layout, count: usize) {
 
 /// Elements that each host sends to others.
 fn crossings(layout: &Layout, all: &[Schedule]) -> Vec<usize> {
-    let mut crossings = vec![0; layout.hosts() as usize];
+    both_ways(layout, all).map(|(sent, _)| sent).collect()
+}
+
+/// Elements that each host sends to others and receives from them.
+fn both_ways(layout: &Layout, all: &[Schedule]) -> impl Iterator<Item = (usize, usize)> {
+    let mut crossing = vec![(0, 0); layout.hosts() as usize];
     for (rank, schedule) in (0..).zip(all) {
-        let host = layout.host_of(rank);
+        let host = layout.host_of(rank) as usize;
         for action in schedule.steps().flatten() {
             if let Action::Send { peer, span } = action
-                && layout.host_of(*peer) != host
+                && layout.host_of(*peer) as usize != host
             {
-                crossings[host as usize] += span.len;
+                crossing[host].0 += span.len;
+                crossing[layout.host_of(*peer) as usize].1 += span.len;
             }
         }
     }
-    crossings
+    crossing.into_iter()
 }
 
 fn check_volume(
@@ -127,27 +133,15 @@ fn every_layout_up_to_eight_by_eight_is_right() {
     }
 }
 
-/// How far the formula may be from the schedules themselves: a factor. It is that far for trees whose distances do not
-/// fit the hosts; rings, halving and two levels are within a few hundredths.
-const LIMIT: f64 = 1.7;
-
+/// The bytes of the formula are those of the schedules, within a factor that trees need whose distances do not fit the hosts; so are
+/// the steps.
 #[test]
 fn the_formula_agrees_with_the_schedules() {
+    const LIMIT: f64 = 2.0;
+    const SHARE: usize = 64;
     let model = Model::default();
-    let kinds = [
-        OperationKind::AllReduce,
-        OperationKind::Reduce,
-        OperationKind::ReduceScatter,
-        OperationKind::AllGather,
-        OperationKind::Gather,
-        OperationKind::Scatter,
-        OperationKind::Broadcast,
-        OperationKind::AllToAll,
-        OperationKind::Barrier,
-    ];
-    let mut wrong = Vec::new();
-    let mut worst: (f64, String) = (1.0, String::new());
-    for (hosts, slots) in [
+    let of_slots = |(hosts, slots): (usize, u32)| Layout::of_slots(&vec![slots; hosts]);
+    let sizes = [
         (1, 2),
         (1, 5),
         (1, 8),
@@ -157,75 +151,50 @@ fn the_formula_agrees_with_the_schedules() {
         (4, 4),
         (3, 5),
         (8, 8),
-    ] {
-        let layout = Layout::of_slots(&vec![slots; hosts]);
-        let world = layout.world();
-        for kind in kinds {
+    ];
+    for layout in sizes.map(of_slots) {
+        // Elements of one byte.
+        let total = SHARE * layout.world() as usize;
+        for kind in OperationKind::ALL {
             for &algorithm in Algorithm::able(kind) {
-                for share in [0, 64, 16 << 10] {
-                    // One-byte elements: elements are bytes.
-                    let total = share * world as usize;
-                    let segment = 4096;
-                    let all = schedules(&layout, |schedule, group| match kind {
-                        OperationKind::AllReduce => {
-                            schedule.all_reduce(group, algorithm, total, total, false);
-                        }
-                        OperationKind::Reduce => {
-                            schedule.reduce(group, algorithm, 0, total, segment, false);
-                        }
-                        OperationKind::ReduceScatter => {
-                            schedule.reduce_scatter(group, algorithm, Equal(share), false);
-                        }
-                        OperationKind::AllGather => {
-                            schedule.all_gather(group, algorithm, Equal(share));
-                        }
-                        OperationKind::Gather => {
-                            schedule.gather(group, algorithm, 0, Equal(share));
-                        }
-                        OperationKind::Scatter => {
-                            schedule.scatter(group, algorithm, 0, Equal(share));
-                        }
-                        OperationKind::Broadcast => {
-                            schedule.broadcast(group, algorithm, 0, total, segment);
-                        }
-                        OperationKind::AllToAll => {
-                            schedule.all_to_all(group, algorithm, Equal(share), Equal(share));
-                        }
-                        _ => schedule.barrier(group),
-                    });
-                    let run = time(&model, &layout, &all, 1);
-                    let bytes = if kind == OperationKind::Barrier {
-                        0.0
-                    } else {
-                        total as f64
-                    };
-                    let said = predict(
-                        &model,
-                        layout.shape(),
-                        kind,
-                        algorithm,
-                        bytes,
-                        f64::from(segment as u32),
-                    );
-                    let ratio = said.seconds / run.seconds;
-                    let off = ratio.max(1.0 / ratio);
-                    let case = format!(
-                        "{kind} by {algorithm}, {hosts}x{slots}, share {share}: formula {:.1} us, schedules {:.1} us",
-                        said.seconds * 1e6,
-                        run.seconds * 1e6
-                    );
-                    if off >= LIMIT {
-                        wrong.push(case.clone());
+                let all = schedules(&layout, |schedule, group| match kind {
+                    OperationKind::AllReduce => {
+                        schedule.all_reduce(group, algorithm, total, total, false);
                     }
-                    if off > worst.0 {
-                        worst = (off, case);
+                    OperationKind::Reduce => schedule.reduce(group, algorithm, 0, total, false),
+                    OperationKind::ReduceScatter => {
+                        schedule.reduce_scatter(group, algorithm, Equal(SHARE), false);
                     }
+                    OperationKind::AllGather => schedule.all_gather(group, algorithm, Equal(SHARE)),
+                    OperationKind::Gather => schedule.gather(group, algorithm, 0, Equal(SHARE)),
+                    OperationKind::Scatter => schedule.scatter(group, algorithm, 0, Equal(SHARE)),
+                    OperationKind::Broadcast => schedule.broadcast(group, algorithm, 0, total),
+                    OperationKind::AllToAll => {
+                        schedule.all_to_all(group, algorithm, Equal(SHARE), Equal(SHARE));
+                    }
+                    _ => schedule.barrier(group),
+                });
+                if all[0].buffer == 0 {
+                    continue;
+                }
+                let said = predict(&model, layout.shape(), kind, algorithm, total as f64);
+                let busier = both_ways(&layout, &all).map(|(sent, received)| sent.max(received));
+                let across = busier.max().unwrap_or(0);
+                let steps = all.iter().map(Schedule::len).max().unwrap_or(0);
+                let what = format!("{kind} by {algorithm} on {:?}", layout.shape());
+                let near = |name: &str, said: f64, is: usize| {
+                    let is = is as f64;
+                    let holds = said <= is * LIMIT && is <= said * LIMIT;
+                    assert!(holds, "{what}: {name} {said} and {is}");
+                };
+                near("across", said.across, across);
+                // A rank of a tree waits for those below it and has few steps of its own.
+                if algorithm != Algorithm::Binomial && algorithm != Algorithm::TwoLevelTree {
+                    near("steps", said.steps, steps);
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    println!("furthest apart: {:.2}, {}", worst.0, worst.1);
 }
 
 #[test]
@@ -235,8 +204,8 @@ fn costs_of_very_many_ranks_are_known_at_once() {
         let shape = Shape::even(world, world.div_ceil(8));
         for kind in OperationKind::ALL {
             for &algorithm in Algorithm::able(kind) {
-                let one = predict(&model, shape, kind, algorithm, 1e6, 65_536.0);
-                let two = predict(&model, shape, kind, algorithm, 2e6, 65_536.0);
+                let one = predict(&model, shape, kind, algorithm, 1e6);
+                let two = predict(&model, shape, kind, algorithm, 2e6);
                 assert!(one.seconds.is_finite() && one.seconds > 0.0);
                 assert!(two.seconds >= one.seconds, "{kind} by {algorithm}");
                 assert!(one.steps >= 1.0);
@@ -244,31 +213,11 @@ fn costs_of_very_many_ranks_are_known_at_once() {
         }
         // A ring of ranks pays for every rank, two levels for every host.
         let steps =
-            |algorithm| predict(&model, shape, OperationKind::AllReduce, algorithm, 4.0, 1.0).steps;
+            |algorithm| predict(&model, shape, OperationKind::AllReduce, algorithm, 4.0).steps;
         assert!((steps(Algorithm::Ring) - 2.0 * f64::from(world - 1)).abs() < 1e-9);
         let hosts = f64::from(shape.hosts);
         assert!((steps(Algorithm::TwoLevelRing) - 2.0 * (hosts - 1.0) - 2.0).abs() < 1e-9);
     }
-}
-
-#[test]
-fn two_ranks_cost_what_the_model_says() {
-    let model = Model::default();
-    let layout = Layout::of_slots(&[1, 1]);
-    let bytes = 1_000_000;
-    let all = schedules(&layout, |schedule, group| {
-        schedule.all_reduce(group, Algorithm::Ring, bytes, bytes, false);
-    });
-    let run = time(&model, &layout, &all, 1);
-    let half = bytes as f64 / 2.0;
-    let message = model.across.alpha + model.across.overhead + half * model.across.beta;
-    let expected = 2.0 * message + half * model.gamma;
-    assert!(
-        (run.seconds - expected).abs() < 1e-12,
-        "{} {expected}",
-        run.seconds
-    );
-    assert!((run.across - 1e6).abs() < 1e-3 && run.inside.abs() < 1e-9);
 }
 
 proptest! {

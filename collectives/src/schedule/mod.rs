@@ -29,9 +29,7 @@
 //! | | reduce-scatter, all-gather | n-1 | S (n-1)/n |
 //! | | reduce | n-1 + log n | up to S (n-1)/n + S/2 |
 //! | [`Bruck`](Algorithm::Bruck) | all-gather | log n | (n-1) shares |
-//! | | all-to-all | log n | S/2 log n |
 //! | [`ScatterGather`](Algorithm::ScatterGather) | broadcast | log n + n-1 | S (n-1)/n, the root twice |
-//! | [`Chain`](Algorithm::Chain) | broadcast, reduce | n-2 + segments | S |
 //! | [`Pairwise`](Algorithm::Pairwise) | all-to-all | n-1 | S (n-1)/n |
 //! | [`Linear`](Algorithm::Linear) | all-to-all, gather, scatter, send | 1 | S (n-1)/n; a share |
 //! | [`TwoLevelRing`](Algorithm::TwoLevelRing) | all-reduce | 2 (h-1) + 2 | across hosts: 2 S/m (h-1)/h for m ranks of a host |
@@ -48,8 +46,6 @@ mod action;
 mod adasum;
 mod algorithm;
 mod bruck;
-pub(crate) mod calibrate;
-mod chain;
 mod choose;
 mod cost;
 mod counts;
@@ -71,9 +67,8 @@ mod tests;
 
 pub use action::{Action, Span};
 pub use algorithm::{Algorithm, UnknownAlgorithm};
-pub use calibrate::Calibration;
 pub use choose::{Choices, Range, Tuning};
-pub use cost::{Class, Model, Prediction, predict, time};
+pub use cost::{Class, Model, Prediction, predict};
 pub use counts::{Counts, Equal, Offsets, Rows};
 pub use layout::{Layout, Shape};
 
@@ -336,15 +331,13 @@ impl Schedule {
         }
     }
 
-    /// Makes it the schedule of a reduction of `count` elements to `root`; the others have no output. A
-    /// [chain](Algorithm::Chain) is cut into segments of so many elements.
+    /// Makes it the schedule of a reduction of `count` elements to `root`; the others have no output.
     pub fn reduce(
         &mut self,
         group: Group<'_>,
         algorithm: Algorithm,
         root: u32,
         count: usize,
-        segment: usize,
         finish: bool,
     ) {
         self.clear();
@@ -374,7 +367,6 @@ impl Schedule {
                 }
                 return;
             }
-            Algorithm::Chain => chain::reduce(self, team, root, count, segment.max(1)),
             _ => tree::reduce(self, team, root, span),
         }
         if finish && group.rank == root {
@@ -463,16 +455,8 @@ impl Schedule {
         }
     }
 
-    /// Makes it the schedule of a broadcast of `count` elements from `root`. A [chain](Algorithm::Chain) is cut into
-    /// segments of so many elements.
-    pub fn broadcast(
-        &mut self,
-        group: Group<'_>,
-        algorithm: Algorithm,
-        root: u32,
-        count: usize,
-        segment: usize,
-    ) {
+    /// Makes it the schedule of a broadcast of `count` elements from `root`.
+    pub fn broadcast(&mut self, group: Group<'_>, algorithm: Algorithm, root: u32, count: usize) {
         self.clear();
         let team = group.team();
         let span = Span::between(0, count);
@@ -484,7 +468,6 @@ impl Schedule {
             (Algorithm::TwoLevelTree, Some(layout)) => {
                 levels::broadcast(self, group.rank, layout, root, span);
             }
-            (Algorithm::Chain, _) => chain::broadcast(self, team, root, count, segment.max(1)),
             (Algorithm::ScatterGather, _) => {
                 tree::scatter_pieces(self, team, root, count);
                 let place = Team {
@@ -501,8 +484,6 @@ impl Schedule {
 
     /// Makes it the schedule of an all-to-all: this rank has `send.of(i)` elements for rank i and gets `receive.of(i)`
     /// from it, both in rank order. `receive` of one rank is `send` of the other.
-    ///
-    /// [`Algorithm::Bruck`] wants blocks of one length ([`Equal`]).
     pub fn all_to_all(
         &mut self,
         group: Group<'_>,
@@ -511,13 +492,8 @@ impl Schedule {
         receive: impl Counts,
     ) {
         self.clear();
-        let team = group.team();
-        if let (Algorithm::Bruck, Some(block)) = (algorithm, send.equal()) {
-            bruck::all_to_all(self, team, block);
-        } else {
-            let at_once = algorithm == Algorithm::Linear;
-            direct::all_to_all(self, team, send, receive, at_once);
-        }
+        let at_once = algorithm == Algorithm::Linear;
+        direct::all_to_all(self, group.team(), send, receive, at_once);
     }
 
     /// Makes it the schedule of a barrier.
