@@ -181,6 +181,30 @@ impl Start {
         })
     }
 
+    /// An operation whose result is what `perform` returns.
+    fn give<R: Send + 'static>(
+        &self,
+        operation: Operation,
+        perform: impl FnOnce(&Communicator) -> Result<R, CollectiveError> + Send + 'static,
+    ) -> Handle<R> {
+        self.submit(operation, |access| {
+            Ok(access.and_then(|comm| perform(&comm))?)
+        })
+    }
+
+    /// An operation whose result is in its input, which comes back after a failure.
+    fn change<D: Send + 'static>(
+        &self,
+        operation: Operation,
+        mut data: D,
+        perform: impl FnOnce(&Communicator, &mut D) -> Result<(), CollectiveError> + Send + 'static,
+    ) -> Handle<D> {
+        self.submit(operation, |access| {
+            let result = access.and_then(|comm| perform(&comm, &mut data));
+            in_place(data, result)
+        })
+    }
+
     fn submit_named(&self, operation: Operation, task: Task) {
         let name = self.name.as_deref().unwrap_or_default();
         let timeout = self.comm.timeout();
@@ -193,9 +217,14 @@ impl Start {
 
     /// An operation as it is negotiated.
     fn operation<T: Element>(&self, kind: OperationKind, count: usize) -> Operation {
-        let mut operation = Operation::new(kind, Some(T::DTYPE), count as u64);
-        self.comm.options.apply(&mut operation);
-        operation
+        self.comm.request::<T>(kind, count)
+    }
+
+    fn rooted<T: Element>(&self, kind: OperationKind, count: usize, root: Rank) -> Operation {
+        Operation {
+            root: Some(root.0),
+            ..self.operation::<T>(kind, count)
+        }
     }
 
     fn reduction<T: Element>(&self, kind: OperationKind, count: usize, op: ReduceOp) -> Operation {
@@ -211,7 +240,7 @@ impl Start {
     /// See [`Communicator::all_reduce_grouped`].
     pub fn all_reduce_grouped<T: Element>(
         &self,
-        mut buffers: Vec<Vec<T>>,
+        buffers: Vec<Vec<T>>,
         op: ReduceOp,
     ) -> Handle<Vec<Vec<T>>> {
         let lengths = buffers.iter().map(Vec::len);
@@ -220,40 +249,35 @@ impl Start {
             rows: buffers.len().max(1) as u64,
             ..self.comm.grouped::<T>(lengths, op)
         };
-        self.submit(operation, move |access| {
-            let result = access.and_then(|comm| {
-                let mut parts: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-                comm.all_reduce_grouped(&mut parts, op)
-            });
-            in_place(buffers, result)
+        self.change(operation, buffers, move |comm, buffers| {
+            let mut parts: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+            comm.all_reduce_grouped(&mut parts, op)
         })
     }
 
     /// See [`Communicator::all_reduce_buffer`]. By name it takes a copy more, as on memory of this process alone.
     pub fn all_reduce_buffer<T: Element>(
         &self,
-        mut buffer: SharedBuffer<T>,
+        buffer: SharedBuffer<T>,
         op: ReduceOp,
     ) -> Handle<SharedBuffer<T>> {
         let operation = Operation {
             rows: Operation::OF_SHARED_BUFFER,
             ..self.reduction::<T>(OperationKind::AllReduce, buffer.len(), op)
         };
-        self.submit(operation, move |access| {
-            let result = access.and_then(|comm| comm.all_reduce_buffer(&mut buffer, op));
-            in_place(buffer, result)
+        self.change(operation, buffer, move |comm, buffer| {
+            comm.all_reduce_buffer(buffer, op)
         })
     }
 
     /// See [`Communicator::reduce`].
-    pub fn reduce<T: Element>(&self, mut data: Vec<T>, op: ReduceOp, root: Rank) -> Handle<Vec<T>> {
+    pub fn reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp, root: Rank) -> Handle<Vec<T>> {
         let operation = Operation {
             root: Some(root.0),
             ..self.reduction::<T>(OperationKind::Reduce, data.len(), op)
         };
-        self.submit(operation, move |access| {
-            let result = access.and_then(|comm| comm.reduce(&mut data, op, root));
-            in_place(data, result)
+        self.change(operation, data, move |comm, data| {
+            comm.reduce(data, op, root)
         })
     }
 
@@ -283,24 +307,20 @@ impl Start {
             rows: Operation::OF_SEVERAL,
             ..self.comm.rows_grouped::<T>(lengths, op)
         };
-        self.submit(operation, move |access| {
+        self.give(operation, move |comm| {
             let buffers: Vec<(&[T], usize)> = buffers
                 .iter()
                 .map(|(data, rows)| (data.as_slice(), *rows))
                 .collect();
-            Ok(access.and_then(|comm| comm.reduce_scatter_grouped(&buffers, op))?)
+            comm.reduce_scatter_grouped(&buffers, op)
         })
     }
 
     /// See [`Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&self, mut data: Vec<T>, root: Rank) -> Handle<Vec<T>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(OperationKind::Broadcast, data.len())
-        };
-        self.submit(operation, move |access| {
-            let result = access.and_then(|comm| comm.broadcast(&mut data, root));
-            in_place(data, result)
+    pub fn broadcast<T: Element>(&self, data: Vec<T>, root: Rank) -> Handle<Vec<T>> {
+        let operation = self.rooted::<T>(OperationKind::Broadcast, data.len(), root);
+        self.change(operation, data, move |comm, data| {
+            comm.broadcast(data, root)
         })
     }
 
@@ -313,9 +333,7 @@ impl Start {
     /// See [`Communicator::all_gather_varcount`].
     pub fn all_gather_varcount<T: Element>(&self, data: Vec<T>) -> Handle<Gathered<T>> {
         let operation = self.operation::<T>(OperationKind::AllGatherVarcount, 0);
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.all_gather_varcount(&data))?)
-        })
+        self.give(operation, move |comm| comm.all_gather_varcount(&data))
     }
 
     /// See [`Communicator::all_gather_grouped`].
@@ -324,21 +342,16 @@ impl Start {
             rows: buffers.len() as u64,
             ..self.operation::<T>(OperationKind::AllGatherVarcount, 0)
         };
-        self.submit(operation, move |access| {
+        self.give(operation, move |comm| {
             let buffers: Vec<&[T]> = buffers.iter().map(Vec::as_slice).collect();
-            Ok(access.and_then(|comm| comm.all_gather_grouped(&buffers))?)
+            comm.all_gather_grouped(&buffers)
         })
     }
 
     /// See [`Communicator::gather`].
     pub fn gather<T: Element>(&self, data: Vec<T>, root: Rank) -> Handle<Option<Vec<T>>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(OperationKind::Gather, data.len())
-        };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.gather(&data, root))?)
-        })
+        let operation = self.rooted::<T>(OperationKind::Gather, data.len(), root);
+        self.give(operation, move |comm| comm.gather(&data, root))
     }
 
     /// See [`Communicator::gather_varcount`].
@@ -347,24 +360,14 @@ impl Start {
         data: Vec<T>,
         root: Rank,
     ) -> Handle<Option<Gathered<T>>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(OperationKind::GatherVarcount, 0)
-        };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.gather_varcount(&data, root))?)
-        })
+        let operation = self.rooted::<T>(OperationKind::GatherVarcount, 0, root);
+        self.give(operation, move |comm| comm.gather_varcount(&data, root))
     }
 
     /// See [`Communicator::scatter`].
     pub fn scatter<T: Element>(&self, data: Vec<T>, length: usize, root: Rank) -> Handle<Vec<T>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(OperationKind::Scatter, length)
-        };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.scatter(&data, length, root))?)
-        })
+        let operation = self.rooted::<T>(OperationKind::Scatter, length, root);
+        self.give(operation, move |comm| comm.scatter(&data, length, root))
     }
 
     /// See [`Communicator::scatter_varcount`].
@@ -374,21 +377,16 @@ impl Start {
         counts: Vec<usize>,
         root: Rank,
     ) -> Handle<Vec<T>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(OperationKind::ScatterVarcount, 0)
-        };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.scatter_varcount(&data, &counts, root))?)
+        let operation = self.rooted::<T>(OperationKind::ScatterVarcount, 0, root);
+        self.give(operation, move |comm| {
+            comm.scatter_varcount(&data, &counts, root)
         })
     }
 
     /// See [`Communicator::all_to_all`].
     pub fn all_to_all<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
         let operation = self.operation::<T>(OperationKind::AllToAll, data.len());
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.all_to_all(&data))?)
-        })
+        self.give(operation, move |comm| comm.all_to_all(&data))
     }
 
     /// See [`Communicator::all_to_all_varcount`].
@@ -398,16 +396,14 @@ impl Start {
         splits: Vec<usize>,
     ) -> Handle<Gathered<T>> {
         let operation = self.operation::<T>(OperationKind::AllToAllVarcount, 0);
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.all_to_all_varcount(&data, &splits))?)
+        self.give(operation, move |comm| {
+            comm.all_to_all_varcount(&data, &splits)
         })
     }
 
     /// See [`Communicator::barrier`].
     pub fn barrier(&self) -> Handle<()> {
-        self.submit(Operation::BARRIER, move |access| {
-            Ok(access.and_then(|comm| comm.barrier())?)
-        })
+        self.give(Operation::BARRIER, Communicator::barrier)
     }
 
     /// See [`Communicator::broadcast_object`].
@@ -421,9 +417,7 @@ impl Start {
             shape: Mark::Object.encode(),
             ..Operation::new(OperationKind::Broadcast, Some(DType::U8), 0)
         };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.broadcast_object(value, root))?)
-        })
+        self.give(operation, move |comm| comm.broadcast_object(value, root))
     }
 
     /// See [`Communicator::all_gather_object`].
@@ -435,17 +429,13 @@ impl Start {
             shape: Mark::Object.encode(),
             ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::U8), 0)
         };
-        self.submit(operation, move |access| {
-            Ok(access.and_then(|comm| comm.all_gather_object(&value))?)
-        })
+        self.give(operation, move |comm| comm.all_gather_object(&value))
     }
 
     /// See [`Communicator::join`]. What is started after it without a name waits until all have joined. It has no name, also if others have.
     pub fn join(&self) -> Handle<Rank> {
         let unnamed = self.comm.start();
-        unnamed.submit(Operation::JOIN, |access| {
-            Ok(access.and_then(|comm| comm.join())?)
-        })
+        unnamed.give(Operation::JOIN, Communicator::join)
     }
 
     /// See [`Communicator::send`]. Its order counts among what this rank sends to that one, whatever the name; what else

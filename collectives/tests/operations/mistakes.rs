@@ -211,3 +211,56 @@ fn ranks_that_both_send_first_are_told_who_is_late() {
         }
     });
 }
+
+/// What an operator can't do is an error on every rank, and the communicator stays usable.
+#[test]
+fn what_is_not_defined_is_refused_on_every_rank() {
+    for (kind, world) in [
+        (Kind::Memory, 3_u32),
+        (Kind::Unix, 5),
+        (Kind::Shared, 3),
+        (Kind::Shared, 6),
+        (Kind::Memory, 2),
+        (Kind::Shared, 4),
+    ] {
+        let group = Group::new(kind, world);
+        group.run(|comm| {
+            let mut data = [1.0_f32];
+            let error = comm.all_reduce(&mut data, ReduceOp::BitAnd).unwrap_err();
+            assert!(
+                error.to_string().contains("f32 allows average, sum"),
+                "{error}"
+            );
+            if !world.is_power_of_two() {
+                let error = comm.all_reduce(&mut data, ReduceOp::Adasum).unwrap_err();
+                let next = world.next_power_of_two();
+                let says = format!("power of two of ranks (such as {next})");
+                assert!(error.to_string().contains(&says), "{error}");
+                let named = comm.named("a").all_reduce(vec![1.0_f64], ReduceOp::Adasum);
+                let error = named.wait().unwrap_err();
+                assert!(error.to_string().contains(&says), "{error}");
+            }
+            let error = comm
+                .reduce(&mut data, ReduceOp::Adasum, Rank(0))
+                .unwrap_err();
+            assert!(error.to_string().contains("for all_reduce only"), "{error}");
+            // It would be combined as it travels.
+            let short = comm.with(Options::new().compression(Compression::Bf16));
+            let error = short.all_reduce(&mut data, ReduceOp::Adasum).unwrap_err();
+            let says = if world.is_power_of_two() {
+                "sent as bf16: adasum of bf16 is not defined"
+            } else {
+                "power of two"
+            };
+            assert!(error.to_string().contains(says), "{error}");
+            let error = comm.all_reduce(&mut [true], ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("sum of bool"), "{error}");
+            let scaled = comm.with(Options::new().prescale(2.0));
+            let error = scaled.all_reduce(&mut [true], ReduceOp::Max).unwrap_err();
+            assert!(error.to_string().contains("leave it at 1"), "{error}");
+            assert_eq!(data, [1.0]);
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [world as f32]);
+        });
+    }
+}

@@ -1,4 +1,4 @@
-//! One sample: what it is, and whether it is right.
+//! One case: an operation, and whether it is right.
 
 use std::collections::BTreeSet;
 
@@ -10,43 +10,51 @@ const PERIOD: usize = 11;
 /// Lengths that are tried whatever changes where.
 const LENGTHS: [usize; 7] = [0, 1, 2, 3, 61, 1021, 4099];
 
-/// Operations, and the forms of all-reduces that have ways of their own.
+/// Operations, and the forms that have ways of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
     AllReduce,
     AllReduceInto,
     AllReduceBuffer,
+    AllReduceGrouped,
     NamedAllReduce,
     Reduce,
     ReduceScatter,
+    ReduceScatterGrouped,
     Broadcast,
     AllGather,
     AllGatherVarcount,
+    AllGatherGrouped,
     Gather,
     GatherVarcount,
     Scatter,
     ScatterVarcount,
     AllToAll,
     AllToAllVarcount,
+    SendReceive,
 }
 
 impl What {
-    const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::AllReduce,
         Self::AllReduceInto,
         Self::AllReduceBuffer,
+        Self::AllReduceGrouped,
         Self::NamedAllReduce,
         Self::Reduce,
         Self::ReduceScatter,
+        Self::ReduceScatterGrouped,
         Self::Broadcast,
         Self::AllGather,
         Self::AllGatherVarcount,
+        Self::AllGatherGrouped,
         Self::Gather,
         Self::GatherVarcount,
         Self::Scatter,
         Self::ScatterVarcount,
         Self::AllToAll,
         Self::AllToAllVarcount,
+        Self::SendReceive,
     ];
 
     pub(crate) fn kind(self) -> OperationKind {
@@ -54,18 +62,20 @@ impl What {
             Self::AllReduce
             | Self::AllReduceInto
             | Self::AllReduceBuffer
+            | Self::AllReduceGrouped
             | Self::NamedAllReduce => OperationKind::AllReduce,
             Self::Reduce => OperationKind::Reduce,
-            Self::ReduceScatter => OperationKind::ReduceScatter,
+            Self::ReduceScatter | Self::ReduceScatterGrouped => OperationKind::ReduceScatter,
             Self::Broadcast => OperationKind::Broadcast,
             Self::AllGather => OperationKind::AllGather,
-            Self::AllGatherVarcount => OperationKind::AllGatherVarcount,
+            Self::AllGatherVarcount | Self::AllGatherGrouped => OperationKind::AllGatherVarcount,
             Self::Gather => OperationKind::Gather,
             Self::GatherVarcount => OperationKind::GatherVarcount,
             Self::Scatter => OperationKind::Scatter,
             Self::ScatterVarcount => OperationKind::ScatterVarcount,
             Self::AllToAll => OperationKind::AllToAll,
             Self::AllToAllVarcount => OperationKind::AllToAllVarcount,
+            Self::SendReceive => OperationKind::SendReceive,
         }
     }
 
@@ -105,7 +115,9 @@ pub(crate) struct Sample {
     pub(crate) op: Option<ReduceOp>,
     pub(crate) root: Option<Rank>,
     /// So many times slower links: algorithms change at shorter lengths.
-    slowed: u32,
+    pub(crate) slowed: u32,
+    /// The algorithm that is set; what is pipelined then has short segments.
+    pub(crate) force: Option<Algorithm>,
     /// The switch that the length is near to.
     pub(crate) switch: Option<usize>,
     /// Of a rank, or of its part where data have parts.
@@ -123,7 +135,7 @@ impl Sample {
             ((mixed ^ (mixed >> 31)) % limit as u64) as usize
         };
         let world = WORLDS[below(7)];
-        let (what, dtype) = (What::ALL[below(15)], DType::ALL[below(13)]);
+        let (what, dtype) = (What::ALL[below(19)], DType::ALL[below(13)]);
         let ops = operators(dtype);
         let op = ops[below(ops.len())];
         let root = Rank(below(world as usize) as u32);
@@ -135,6 +147,7 @@ impl Sample {
             op: what.has_operator().then_some(op),
             root: what.has_root().then_some(root),
             slowed: [1, 40, 400][below(3)],
+            force: None,
             switch: None,
             length: LENGTHS[below(7)],
         };
@@ -147,11 +160,11 @@ impl Sample {
         sample
     }
 
-    /// One of each operation, type and operator, on ranks with such links.
-    pub(crate) fn each(kind: Kind, world: u32) -> Vec<Self> {
+    /// One of each operation, type and operator, on ranks with such links, of no elements.
+    pub(crate) fn each(kind: Kind, world: u32, dtypes: &[DType]) -> Vec<Self> {
         let mut samples = Vec::new();
-        for (what, dtype) in (What::ALL.into_iter())
-            .flat_map(|what| DType::ALL.into_iter().map(move |dtype| (what, dtype)))
+        for (what, dtype) in
+            (What::ALL.into_iter()).flat_map(|what| dtypes.iter().map(move |dtype| (what, *dtype)))
         {
             let ops = if what.has_operator() {
                 operators(dtype).into_iter().map(Some).collect()
@@ -166,11 +179,20 @@ impl Sample {
                 op,
                 root: what.has_root().then_some(Rank(world / 2)),
                 slowed: 400,
+                force: None,
                 switch: None,
                 length: 0,
             }));
         }
         samples
+    }
+
+    /// The same of these lengths.
+    pub(crate) fn of_lengths(self, lengths: &[usize]) -> impl Iterator<Item = Self> {
+        (lengths.iter()).map(move |length| Self {
+            length: *length,
+            ..self
+        })
     }
 
     /// The same of other lengths: short ones, and those around every change.
@@ -184,7 +206,8 @@ impl Sample {
     pub(crate) fn tuning(&self) -> Tuning {
         Tuning {
             model: Model::default().slowed(f64::from(self.slowed)),
-            ..Tuning::default()
+            force: self.force,
+            segment: self.force.map(|_| 5),
         }
     }
 
@@ -210,17 +233,55 @@ fn repeated<T: Element>(period: &[T], length: usize) -> Vec<T> {
     values
 }
 
-pub(crate) fn run<T: Value>(group: &Group, sample: &Sample) {
+/// Says which case it was.
+struct Named<'a>(&'a Sample);
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{:?}", self.0);
+        }
+    }
+}
+
+/// All cases, one after the other, on ranks that are there.
+pub(crate) fn run(group: &Group, samples: &[Sample]) {
     group.run(|comm| {
-        comm.set_tuning(sample.tuning());
-        // What an operation leaves behind is met by the next.
-        for _ in 0..2 {
-            match sample.op {
-                Some(op) => reduces::<T>(comm, sample, op),
-                None => moves::<T>(comm, sample),
+        for sample in samples {
+            let _named = Named(sample);
+            if comm.tuning() != sample.tuning() {
+                comm.set_tuning(sample.tuning());
             }
+            once_as_type(comm, sample);
         }
     });
+}
+
+fn once_as_type(comm: &Communicator, sample: &Sample) {
+    let once = match sample.dtype {
+        DType::Bool => once::<bool>,
+        DType::U8 => once::<u8>,
+        DType::I8 => once::<i8>,
+        DType::U16 => once::<u16>,
+        DType::I16 => once::<i16>,
+        DType::U32 => once::<u32>,
+        DType::I32 => once::<i32>,
+        DType::U64 => once::<u64>,
+        DType::I64 => once::<i64>,
+        DType::F16 => once::<f16>,
+        DType::Bf16 => once::<bf16>,
+        DType::F32 => once::<f32>,
+        DType::F64 => once::<f64>,
+        other => panic!("{other} has no reference"),
+    };
+    once(comm, sample);
+}
+
+fn once<T: Value>(comm: &Communicator, sample: &Sample) {
+    match sample.op {
+        Some(op) => reduces::<T>(comm, sample, op),
+        None => moves::<T>(comm, sample),
+    }
 }
 
 fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
@@ -244,9 +305,16 @@ fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
             comm.all_reduce_buffer(&mut buffer, op).unwrap();
             assert!(*buffer == *expected);
         }
+        What::AllReduceGrouped => {
+            let mut other = of_rank::<T>(me.0, 3);
+            comm.all_reduce_grouped(&mut [&mut data, &mut [], &mut other], op)
+                .unwrap();
+            assert!(data == expected && other == combined::<T>(op, 0..world, 3));
+        }
         What::NamedAllReduce => {
-            let named = comm.named("sample").all_reduce(data, op);
-            assert!(named.wait().unwrap() == expected);
+            // Two that may be fused.
+            let named = ["one", "two"].map(|name| comm.named(name).all_reduce(before.clone(), op));
+            assert!(named.map(|named| named.wait().unwrap()) == [expected.clone(), expected]);
         }
         What::Reduce => {
             let root = sample.root.unwrap();
@@ -254,8 +322,24 @@ fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
             assert!(data == if me == root { expected } else { before });
         }
         What::ReduceScatter => {
-            let part = comm.reduce_scatter(&data, length, op).unwrap();
-            assert!(part == expected[comm.rows_of(length, me)] && data == before);
+            // A row for each element, all in one, rows of two.
+            for (rows, width) in [(length, 1), (1, length), (length / 2, 2)] {
+                if rows * width == length {
+                    let part = comm.reduce_scatter(&data, rows, op).unwrap();
+                    let mine = comm.rows_of(rows, me);
+                    assert!(part == expected[mine.start * width..mine.end * width]);
+                }
+            }
+            assert!(data == before);
+        }
+        What::ReduceScatterGrouped => {
+            let other = of_rank::<T>(me.0, 6);
+            let given: [(&[T], usize); 3] = [(&data, length), (&[], 0), (&other, 3)];
+            let parts = comm.reduce_scatter_grouped(&given, op).unwrap();
+            let rows = comm.rows_of(3, me);
+            let others = combined::<T>(op, 0..world, 6)[2 * rows.start..2 * rows.end].to_vec();
+            let mine = expected[comm.rows_of(length, me)].to_vec();
+            assert!(parts == [mine, vec![], others]);
         }
         other => panic!("{other:?} reduces nothing"),
     }
@@ -318,7 +402,9 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
                 of_rank::<T>(from + world * to, length)
             };
             let splits: Vec<usize> = (0..world).map(|to| part(me, to).len()).collect();
-            let all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            let mut all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            // What the splits leave over stays.
+            all.push(T::default());
             let parts: Vec<Vec<T>> = (0..world).map(|from| part(from, me)).collect();
             let expected = Gathered {
                 counts: parts.iter().map(Vec::len).collect(),
@@ -326,6 +412,33 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
             };
             assert!(comm.all_to_all_varcount(&all, &splits).unwrap() == expected);
         }
+        What::AllGatherGrouped => {
+            let mine = of_rank::<T>(me, sample.share(me));
+            let all = comm.all_gather_grouped(&[&mine, &[], &data]).unwrap();
+            let equal = Gathered {
+                values: of_all(),
+                counts: vec![length; world as usize],
+            };
+            let none = Gathered {
+                counts: vec![0; world as usize],
+                ..Gathered::default()
+            };
+            assert!(all == [varied(), none, equal]);
+        }
+        // Around the circle, one way and the other.
+        What::SendReceive if world > 1 => {
+            let (next, before) = ((me + 1) % world, (me + world - 1) % world);
+            let sent = comm.start().send(data.clone(), Rank(next));
+            let received = comm.receive::<T>(Rank(before)).unwrap();
+            assert!(received == of_rank::<T>(before, length));
+            assert!(sent.wait().unwrap() == data);
+            let sent = comm.start().send(data, Rank(before));
+            let mut into = vec![T::default(); length];
+            comm.receive_into(&mut into, Rank(next)).unwrap();
+            assert!(into == of_rank::<T>(next, length));
+            sent.wait().unwrap();
+        }
+        What::SendReceive => {}
         other => panic!("{other:?} moves nothing"),
     }
 }

@@ -40,6 +40,11 @@ impl Sample {
             .then(|| way_in_shared_memory(&self.operation(length), self.world, processors))?
     }
 
+    /// As [`Sample::way`], on a machine with so many processors.
+    pub(crate) fn way_with(&self, processors: usize) -> Option<&'static str> {
+        way_in_shared_memory(&self.operation(self.length), self.world, processors)
+    }
+
     /// The first lengths at which something else is done than at the one before.
     pub(crate) fn switches(&self) -> Vec<usize> {
         let mut choices = Choices::new(self.tuning(), Shape::even(self.world, 1));
