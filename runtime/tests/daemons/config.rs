@@ -270,6 +270,52 @@ fn wrong_settings_are_refused_by_name_before_anything_is_done() {
     );
 }
 
+#[test]
+fn wrong_arguments_are_named_with_what_is_allowed() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = format!("--state-dir={}", dir.path().display());
+    let head = "--head=127.0.0.1:9";
+    for (program, args, code, part) in [
+        (HEAD, &[][..], 2, "--state-dir"),
+        (HEAD, &[&*state, "--lease", "3"], 2, "like 250ms or 3s"),
+        (
+            HEAD,
+            &[&state, "--lease", "1ms"],
+            2,
+            "lease is 1ms; allowed is",
+        ),
+        (HEAD, &[&state, "--listen", "nowhere"], 2, "--listen"),
+        (HEAD, &[&state, "--log", "=====,,"], 2, "--log"),
+        (HEAD, &[&state, "--bearer-file", "x"], 2, "--http-listen"),
+        (
+            HEAD,
+            &[
+                &state,
+                "--listen=127.0.0.1:0",
+                "--node-token-file=/no/such/file",
+            ],
+            1,
+            "/no/such/file",
+        ),
+        (NODE, &[head, "--resource", "fpga"], 2, "NAME=AMOUNT"),
+        (NODE, &[head, "--join-timeout", "3"], 2, "is not a duration"),
+        (NODE, &[head, "--cpus", "two"], 2, "--cpus"),
+        (NODE, &[head], 1, "--token-file"),
+        (
+            NODE,
+            &[head, "--token-file", "/no/such/file"],
+            1,
+            "/no/such/file",
+        ),
+    ] {
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let output = run(program, &args, &[]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {error}");
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+}
+
 /// The rows of a daemon's settings in the documents. `KOLO_BLESS=1` writes them.
 fn rows(settings: &[Setting]) -> String {
     let mut out = String::from("| key | variable | default | meaning |\n|---|---|---|---|\n");

@@ -193,7 +193,7 @@ fn a_revoked_node_is_out_and_stays_out_until_it_is_let_in_again() {
     assert_eq!(back.ready()["node"], out);
 }
 
-async fn connect(
+pub(crate) async fn connect(
     runtime: &TransportRuntime,
     dir: &Path,
     address: std::net::SocketAddr,
@@ -205,17 +205,27 @@ async fn connect(
     Ok((endpoint, connection))
 }
 
-async fn https(dir: &Path, address: std::net::SocketAddr) -> TlsStream<TcpStream> {
-    let tls = tls::client_config(Credentials::load(dir).unwrap(), &[]).unwrap();
-    let stream = TcpStream::connect(address).await.unwrap();
-    let connecting = TlsConnector::from(Arc::new(tls));
+/// An HTTPS connection with a certificate.
+pub(crate) async fn try_https(
+    credentials: &Credentials,
+    address: std::net::SocketAddr,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let tls = tls::client_config(credentials, &[]).unwrap();
+    let stream = TcpStream::connect(address).await?;
     let name = tls::SERVER_NAME.try_into().unwrap();
-    connecting.connect(name, stream).await.unwrap()
+    TlsConnector::from(Arc::new(tls))
+        .connect(name, stream)
+        .await
+}
+
+async fn https(dir: &Path, address: std::net::SocketAddr) -> TlsStream<TcpStream> {
+    let credentials = Credentials::load(dir).unwrap();
+    try_https(&credentials, address).await.unwrap()
 }
 
 /// The first line of the answer.
-async fn get(stream: &mut TlsStream<TcpStream>) -> String {
-    let request = "GET /api/v1/jobs HTTP/1.1\r\nHost: kolo\r\n\r\n";
+pub(crate) async fn get(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: kolo\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = vec![0; 4096];
     let length = stream.read(&mut answer).await.unwrap();
@@ -253,7 +263,7 @@ async fn a_revoked_driver_is_out_everywhere_within_a_second() {
     let (_two, at_node) = to_node(&dir).await.unwrap();
     let (_three, good) = to_node(&other).await.unwrap();
     let mut http = https(&dir, site.http).await;
-    assert!(get(&mut http).await.contains("200"));
+    assert!(get(&mut http, "/api/v1/jobs").await.contains("200"));
 
     let name = id(&dir);
     let folder = site.admin();
@@ -289,7 +299,7 @@ async fn a_revoked_driver_is_out_everywhere_within_a_second() {
     asked.await.unwrap();
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
     // On a connection that was there before, too.
-    assert!(get(&mut http).await.contains("401"));
+    assert!(get(&mut http, "/api/v1/jobs").await.contains("401"));
     for refused in [head(&dir).await, to_node(&dir).await] {
         let error = refused.unwrap_err();
         assert!(error.to_string().contains("was revoked"), "{error}");

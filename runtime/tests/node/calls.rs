@@ -6,15 +6,9 @@ use kolo_transport::wire::{
     RefusalKind,
 };
 use kolo_transport::{RandomId as _, Stream};
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::bed::{Bed, attach, call_frame, connect, driver, soon};
-
-fn kill(pid: u32) {
-    let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    kill_process(pid, Signal::KILL).unwrap();
-}
 
 fn kind(outcome: Outcome) -> FailureKind {
     match outcome {
@@ -66,26 +60,6 @@ async fn calls_run_once_and_in_order_on_each_rank() {
 }
 
 #[tokio::test]
-async fn large_arguments_and_results_pass_unchanged() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(3, "").await;
-    let mut calls = job.attach().await;
-    let body: Vec<u8> = (0..9_000_001_u32).map(|number| number as u8).collect();
-    calls.send(&[0, 1, 2], "echo", &body).await;
-    calls.send(&[1], "rank", b"").await;
-    for _ in 0..4 {
-        let (call, rank, _, result) = calls.result().await;
-        if call == CallId(1) {
-            assert!(result == body, "the body of rank {rank} was changed");
-        } else {
-            assert_eq!(result, "1");
-        }
-    }
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn a_worker_that_does_not_read_holds_up_its_callers_and_nothing_is_lost() {
     let bed = Bed::start().await;
     let job = bed.healthy(2, "").await;
@@ -131,29 +105,6 @@ async fn a_worker_that_does_not_read_holds_up_its_callers_and_nothing_is_lost() 
 }
 
 #[tokio::test]
-async fn a_driver_that_does_not_read_loses_nothing() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let mut calls = job.attach().await;
-    let body = vec![5; 1 << 20];
-    // More than a stream takes without being read, less than what all queues on the way hold.
-    for _ in 0..6 {
-        calls.send(&[0], "echo", &body).await;
-    }
-    let mut other = job.attach().await;
-    other.next = 1_000_000;
-    other.send(&[0], "rank", b"").await;
-    for number in 1..=6 {
-        let (call, _, _, result) = calls.result().await;
-        assert_eq!(call, CallId(number));
-        assert_eq!(result.len(), body.len());
-    }
-    assert_eq!(other.result().await.3, "0");
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn a_call_is_cancelled_on_the_ranks_that_are_named() {
     let bed = Bed::start().await;
     let job = bed.healthy(2, "").await;
@@ -178,23 +129,6 @@ async fn a_call_is_cancelled_on_the_ranks_that_are_named() {
     calls.cancel(first, &[]).await;
     assert_eq!(calls.result().await.0, first);
     assert_eq!(calls.result().await.0, second);
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn what_a_driver_that_is_gone_had_called_is_cancelled() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    for _ in 0..2 {
-        let mut calls = job.attach().await;
-        calls.send(&[0], "await-cancel", b"").await;
-        drop(calls);
-        // Otherwise this would wait for ever.
-        let mut calls = job.attach().await;
-        calls.next = 100;
-        assert_eq!(calls.call(0, "rank").await, "0");
-    }
     job.stop().await;
     bed.end().await;
 }
@@ -309,51 +243,6 @@ async fn a_driver_that_calls_nobody_and_reads_no_answers_is_held_up() {
             rank = other.call(0, "rank") => assert_eq!(rank, "0"),
         }
     }
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_worker_that_is_killed_fails_its_calls_before_during_and_after() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(3, "").await;
-    let mut calls = job.attach().await;
-    // Before.
-    kill(job.pids[0]);
-    let (failure, stopping) = calls.loss().await;
-    assert!(!stopping);
-    assert_eq!((failure.rank, failure.pid), (Rank(0), job.pids[0]));
-    assert_eq!(failure.exit, Exit::Signal(9));
-    let (mut told, expected) = bed.exit().await;
-    // How long ago that was is said of each message to the head.
-    told.account.as_mut().unwrap().age_ms = 0;
-    assert_eq!((told, expected), (failure.clone(), false));
-    // A call after the loss is answered with it again.
-    calls.send(&[0], "rank", b"").await;
-    assert_eq!(calls.loss().await.0, failure);
-    // During, with what it had answered before and its last words.
-    assert_eq!(calls.call(1, "rank").await, "1");
-    calls.send(&[1], "die", b"").await;
-    calls.send(&[1], "rank", b"").await;
-    let (failure, _) = calls.loss().await;
-    assert_eq!((failure.rank, failure.exit), (Rank(1), Exit::Signal(9)));
-    assert_eq!(failure.stderr_tail, ["about to die"]);
-    assert_eq!(failure.reason, None);
-    bed.exit().await;
-    // After: with its result on the way first.
-    calls.send(&[2], "rank", b"").await;
-    assert_eq!(calls.result().await.3, "2");
-    calls.send(&[2], "exit:5", b"").await;
-    let (failure, _) = calls.loss().await;
-    assert_eq!((failure.rank, failure.exit), (Rank(2), Exit::Code(5)));
-    bed.exit().await;
-    // Who comes later learns it all.
-    let mut late = job.attach().await;
-    let mut lost = Vec::new();
-    for _ in 0..3 {
-        lost.push(late.loss().await.0.rank.0);
-    }
-    assert_eq!(lost, [0, 1, 2]);
     job.stop().await;
     bed.end().await;
 }

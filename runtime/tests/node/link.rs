@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kolo_transport::ids::Rank;
-use kolo_transport::wire::{NodeRequest, Outcome};
+use kolo_transport::wire::NodeRequest;
 
 use crate::bed::{Bed, soon};
 
@@ -19,20 +18,6 @@ async fn two_workers_of_a_node_get_a_socket_to_each_other_as_often_as_they_ask()
     results.sort_by_key(|result| result.1);
     assert_eq!(results[0].3, "1 from one");
     assert_eq!(results[1].3, "0 from zero");
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_worker_that_is_lost_ends_the_waits_of_the_others() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(2, "").await;
-    let mut calls = job.attach().await;
-    let waiting = calls.send(&[0], "await-loss:1", b"").await;
-    calls.send(&[1], "die", b"").await;
-    assert_eq!(calls.loss().await.0.rank, Rank(1));
-    let (call, _, outcome, _) = calls.result().await;
-    assert_eq!((call, outcome), (waiting, Outcome::Returned));
     job.stop().await;
     bed.end().await;
 }

@@ -106,18 +106,3 @@ async fn without_follow_the_stream_ends_at_once() {
     job.stop().await;
     bed.end().await;
 }
-
-#[tokio::test]
-async fn many_lines_come_whole() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let mut calls = job.attach().await;
-    let connection = bed.connect().await;
-    let mut follower = logs(&connection, job.id, &[], None, true).await.unwrap();
-    let reading = tokio::spawn(async move { own(rest(&mut follower).await) });
-    calls.call(0, "print:2000").await;
-    job.stop().await;
-    let lines = soon(reading).await.unwrap();
-    assert_eq!(lines.len(), 4000);
-    bed.end().await;
-}

@@ -24,62 +24,6 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn a_job_that_nobody_is_there_for_is_ended() {
-    let bed = bed().await;
-    let job = bed.healthy(2, "").await;
-    let mut calls = job.attach().await;
-    assert_eq!(calls.call(0, "rank").await, "0");
-    let pids = job.pids.clone();
-    drop(job);
-    bed.lose_head();
-    drop(calls);
-    for pid in pids {
-        gone(pid).await;
-    }
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn d2_a_driver_that_is_there_keeps_its_job_alive_without_a_head() {
-    let bed = bed().await;
-    let job = bed.healthy(1, "").await;
-    let mut calls = job.attach().await;
-    bed.lose_head();
-    let end = Instant::now() + TIMEOUT * 4;
-    while Instant::now() < end {
-        assert_eq!(calls.call(0, "rank").await, "0");
-    }
-    // And one that comes back in time as well.
-    drop(calls);
-    let mut calls = job.attach().await;
-    calls.next = 1_000_000;
-    let end = Instant::now() + TIMEOUT * 4;
-    while Instant::now() < end {
-        assert_eq!(calls.call(0, "rank").await, "0");
-    }
-    let pid = job.pids[0];
-    drop(job);
-    drop(calls);
-    gone(pid).await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn d2_a_head_that_is_there_decides_about_a_job_without_a_driver() {
-    let bed = bed().await;
-    let job = bed.healthy(1, "").await;
-    let pid = job.pids[0];
-    // Nobody has ever attached.
-    let end = Instant::now() + TIMEOUT * 4;
-    while Instant::now() < end {
-        assert!(is_running(pid));
-        tokio::time::sleep(TIMEOUT / 10).await;
-    }
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn a_driver_that_follows_the_output_is_there() {
     let bed = bed().await;
     let job = bed.healthy(1, "").await;

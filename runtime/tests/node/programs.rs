@@ -1,7 +1,7 @@
 //! Programs that drivers send.
 
 use kolo_runtime::ProgramSource;
-use kolo_transport::wire::{NodeReply, NodeRequest, Program, ProgramHash, RefusalKind};
+use kolo_transport::wire::{NodeReply, NodeRequest, Program, ProgramHash};
 use kolo_transport::{Connection, Limits};
 use serde::Serialize;
 use tempfile::TempDir;
@@ -75,30 +75,4 @@ async fn a_program_that_is_kept_in_a_folder_runs() {
 #[tokio::test]
 async fn a_program_that_is_kept_in_memory_runs() {
     a_program_is_sent_once_and_runs(None).await;
-}
-
-#[tokio::test]
-async fn what_is_not_the_announced_program_is_refused() {
-    let bed = Bed::start().await;
-    let connection = bed.connect().await;
-    let content = b"#!/bin/sh\n";
-    let program = Program {
-        hash: ProgramHash([1; 32]),
-        size: content.len() as u64,
-        name: "program".to_owned(),
-    };
-    for (content, text) in [
-        (&content[..], "has the hash"),
-        (&content[1..], "1 bytes before its end"),
-        (b"#!/bin/sh and more", "longer than"),
-    ] {
-        let reply = put(&connection, &program, content).await;
-        let NodeReply::Refused(refusal) = reply else {
-            panic!("{reply:?}");
-        };
-        assert_eq!(refusal.kind, RefusalKind::Invalid);
-        assert!(refusal.message.contains(text), "{refusal}");
-        assert!(!has(&connection, program.hash).await);
-    }
-    bed.end().await;
 }

@@ -81,19 +81,6 @@ async fn what_was_answered_before_the_end_arrives_at_a_driver_that_reads_late() 
 }
 
 #[tokio::test]
-async fn one_that_ignores_the_notice_is_terminated() {
-    let bed = Bed::start().await;
-    let mut start = bed.job(1, "stubborn");
-    start.grace_ms = 200;
-    let job = bed.healthy_with(start).await;
-    job.stop().await;
-    let (failure, expected) = bed.exit().await;
-    assert!(expected);
-    assert_eq!(failure.exit, Exit::Signal(15));
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn one_that_ignores_everything_is_killed() {
     let bed = Bed::start().await;
     let mut start = bed.job(1, "stubborn");
@@ -105,83 +92,6 @@ async fn one_that_ignores_everything_is_killed() {
     let (failure, _) = bed.exit().await;
     assert_eq!(failure.exit, Exit::Signal(9));
     bed.end().await;
-}
-
-#[tokio::test]
-async fn one_that_stands_still_is_stopped_as_well() {
-    let bed = Bed::start().await;
-    let mut start = bed.job(1, "");
-    start.grace_ms = 200;
-    let job = bed.healthy_with(start).await;
-    let pid = rustix::process::Pid::from_raw(job.pids[0].try_into().unwrap()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    job.stop().await;
-    let (failure, _) = bed.exit().await;
-    // It obeys the notice or TERM, whichever it sees first when it goes on.
-    assert!(
-        matches!(failure.exit, Exit::Code(0) | Exit::Signal(15)),
-        "{failure}"
-    );
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_job_that_never_comes_up_can_be_stopped() {
-    let bed = Bed::start().await;
-    let start = bed.job(2, "silent");
-    let pids = bed.launch(&start).await;
-    bed.stop(start.job).await;
-    for pid in pids {
-        assert!(!is_running(pid));
-    }
-    let (failure, expected) = bed.exit().await;
-    assert!(expected);
-    assert_eq!(failure.exit, Exit::Signal(15));
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_stop_may_come_twice_and_for_jobs_that_never_were() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let id = job.id;
-    tokio::join!(bed.stop(id), bed.stop(id));
-    bed.stop(id).await;
-    bed.stop(kolo_transport::ids::JobId(1)).await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn two_jobs_do_not_touch_each_other() {
-    let bed = Bed::start().await;
-    let first = bed.healthy(1, "").await;
-    let second = bed.healthy(1, "").await;
-    let mut calls = second.attach().await;
-    first.stop().await;
-    assert_eq!(calls.call(0, "rank").await, "0");
-    second.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_node_that_stops_ends_its_jobs_and_tells_the_head() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(2, "").await;
-    let pids = job.pids.clone();
-    let id = job.id;
-    let Bed { node, head, .. } = bed;
-    soon(node.stop()).await;
-    for pid in pids {
-        assert!(!is_running(pid));
-    }
-    let mut events = Vec::new();
-    for _ in 0..4 {
-        events.push(head.event().await);
-    }
-    // First of all, so that the job ends on other nodes at the same time.
-    let reason = "the node is stopping".to_owned();
-    assert_eq!(events[0], NodeEvent::JobLeft { job: id, reason });
-    assert_eq!(events[3], NodeEvent::JobGone { job: id });
 }
 
 #[tokio::test]
@@ -242,32 +152,21 @@ async fn a_node_does_not_wait_longer_for_its_jobs_than_it_was_told() {
 }
 
 #[tokio::test]
-async fn a_stop_that_is_given_up_kills() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "stubborn").await;
-    let pid = job.pids[0];
-    let Bed { node, .. } = bed;
-    assert!(
-        tokio::time::timeout(Duration::from_millis(50), node.stop())
-            .await
-            .is_err()
-    );
-    gone(pid).await;
-}
-
-#[tokio::test]
-async fn a_node_that_is_killed_or_dropped_leaves_nothing() {
-    for kill in [true, false] {
+async fn a_node_whose_stop_is_given_up_or_that_is_killed_or_dropped_leaves_nothing() {
+    for end in ["given up", "killed", "dropped"] {
         let bed = Bed::start().await;
         let job = bed.healthy(1, "stubborn").await;
         let mut calls = job.attach().await;
         let grandchild: u32 = calls.call(0, "grandchild").await.parse().unwrap();
         let pid = job.pids[0];
         let Bed { node, .. } = bed;
-        if kill {
-            node.kill();
-        } else {
-            drop(node);
+        match end {
+            "given up" => {
+                let stopped = tokio::time::timeout(Duration::from_millis(50), node.stop()).await;
+                assert!(stopped.is_err());
+            }
+            "killed" => node.kill(),
+            _ => drop(node),
         }
         gone(pid).await;
         gone(grandchild).await;

@@ -72,13 +72,11 @@ pub(crate) fn run() -> ! {
     let calls = UnixStream::from(inherited(3));
     let control = Arc::new(inherited(4));
     let mode = std::env::var(MODE).unwrap_or_default();
-    let mut registry = 1;
     match mode.as_str() {
         "exit" => {
             eprintln!("nothing to do");
             std::process::exit(3);
         }
-        "silent" => forever(),
         "garbage" => {
             let mut socket = UnixStream::from(control.try_clone().unwrap());
             socket.write_all(&[0xff; 64]).unwrap();
@@ -88,8 +86,6 @@ pub(crate) fn run() -> ! {
             drop(control);
             forever();
         }
-        // One rank registers something else.
-        "registry" => registry = std::env::var("KOLO_RANK").unwrap().parse().unwrap(),
         "replace" => {
             use std::os::unix::process::CommandExt;
             // The same process with the same sockets, but another file.
@@ -105,7 +101,7 @@ pub(crate) fn run() -> ! {
     let hello = FromWorker::Hello {
         protocol: LOCAL_PROTOCOL,
         pid: std::process::id(),
-        registry,
+        registry: 1,
     };
     say(&control, &hello);
     let mut receiver = FdReceiver::new();

@@ -2,22 +2,20 @@
 
 use std::time::Duration;
 
-use kolo_transport::authority::Authority;
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId, Slot};
+use kolo_transport::ids::{JobId, NodeId, Slot};
 use kolo_transport::wire::{
     HeadReply, HeadRequest, InterfacesQuery, JobState, NodeEvent, NodeNetwork, RefusalKind,
     Shortage,
 };
 use kolo_transport::{
-    CloseCode, ConnectionLost, Credentials, Endpoint, EndpointConfig, Expect, FrameError,
-    JoinError, JoinToken, RandomId as _, join,
+    CloseCode, ConnectionLost, FrameError, JoinError, JoinToken, RandomId as _, join,
 };
 use serde::Serialize;
 
 use super::fake::{Driver, FakeNode, Member, config, introduction, pack, soon, submit};
-use crate::head::{Head, HeadConfig, HeadError, HeadState};
+use crate::head::{Head, HeadConfig, HeadError};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -79,26 +77,6 @@ async fn nodes_and_drivers_join_with_tokens() {
         !message.contains(text.rsplit('.').next().unwrap()),
         "{message}"
     );
-    head.stop().await;
-}
-
-#[tokio::test]
-async fn s1_a_certificate_of_another_cluster_is_not_let_in() {
-    let head = Head::start(config()).await.unwrap();
-    let other = Authority::create(ClusterId::random()).unwrap();
-    let credentials = other
-        .issue(Role::Driver, &DriverId::random().to_string())
-        .unwrap();
-    let endpoint = Endpoint::bind(
-        head.runtime(),
-        credentials,
-        EndpointConfig::towards(head.address()),
-    )
-    .unwrap();
-    endpoint
-        .connect(head.address(), Expect::head())
-        .await
-        .unwrap_err();
     head.stop().await;
 }
 
@@ -255,40 +233,6 @@ async fn requests_that_can_not_be_read_are_refused_and_harm_nobody() {
     assert!(matches!(
         driver.member.ask(&HeadRequest::Cluster).await,
         HeadReply::Cluster(_)
-    ));
-    head.stop().await;
-}
-
-#[tokio::test]
-async fn d1_a_cluster_survives_its_head() {
-    let dir = tempfile::tempdir().unwrap();
-    let with_dir = || HeadConfig {
-        state: HeadState::Dir(dir.path().to_owned()),
-        ..config()
-    };
-    let head = Head::start(with_dir()).await.unwrap();
-    let token = head.store_token(Role::Node, HOUR, None).unwrap();
-    let credentials = join(head.runtime(), head.address(), &token).await.unwrap();
-    let cluster = head.cluster();
-    let error = Head::start(with_dir()).await.unwrap_err();
-    assert!(matches!(error, HeadError::Locked { .. }), "{error}");
-    head.stop().await;
-
-    let head = Head::start(with_dir()).await.unwrap();
-    assert_eq!(head.cluster(), cluster);
-    let id = credentials.identity().node().unwrap();
-    let node = Member::with(&head, credentials).await;
-    let register = HeadRequest::Register(introduction(id, 1));
-    assert!(matches!(
-        node.ask(&register).await,
-        HeadReply::Registered { .. }
-    ));
-    join(head.runtime(), head.address(), &token).await.unwrap();
-    let admin = Credentials::load(head.admin_dir().unwrap()).unwrap();
-    let admin = Member::with(&head, admin).await;
-    assert!(matches!(
-        admin.ask(&HeadRequest::Jobs).await,
-        HeadReply::Jobs(jobs) if jobs.is_empty()
     ));
     head.stop().await;
 }

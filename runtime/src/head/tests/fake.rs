@@ -18,7 +18,6 @@ use kolo_transport::{
     FrameSender, RandomId as _, Stream,
 };
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use crate::head::{Head, HeadConfig};
 
@@ -121,7 +120,6 @@ pub(super) struct FakeNode {
     pub(super) id: NodeId,
     pub(super) member: Arc<Member>,
     seen: mpsc::UnboundedReceiver<NodeRequest>,
-    heartbeats: JoinHandle<()>,
 }
 
 pub(super) fn introduction(id: NodeId, cpus: u64) -> NodeRegistration {
@@ -174,19 +172,14 @@ impl FakeNode {
             HeadReply::Registered { heartbeat_ms, .. } => Duration::from_millis(heartbeat_ms),
             other => panic!("{other:?}"),
         };
-        let heartbeats = tokio::spawn(beat(member.connection.clone(), heartbeat));
+        tokio::spawn(beat(member.connection.clone(), heartbeat));
         let (sender, seen) = mpsc::unbounded_channel();
         tokio::spawn(answer(
             member.connection.clone(),
             Arc::new(Mutex::new(Box::new(script))),
             sender,
         ));
-        Self {
-            id,
-            member,
-            seen,
-            heartbeats,
-        }
+        Self { id, member, seen }
     }
 
     /// The next request that `is` what is waited for.
@@ -204,11 +197,6 @@ impl FakeNode {
 
     pub(super) async fn sees_stop(&mut self, of: JobId) {
         self.sees(|request| matches!(request, NodeRequest::Stop { job, .. } if *job == of))
-            .await;
-    }
-
-    pub(super) async fn sees_release(&mut self, of: JobId) {
-        self.sees(|request| matches!(request, NodeRequest::Release { job } if *job == of))
             .await;
     }
 
@@ -254,11 +242,6 @@ impl FakeNode {
             generation: Generation(0),
         })
         .await;
-    }
-
-    /// Sends no more heartbeats, and keeps the connection.
-    pub(super) fn fall_silent(&self) {
-        self.heartbeats.abort();
     }
 }
 

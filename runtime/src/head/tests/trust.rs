@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use kolo_transport::identity::{HEAD_NAME, Identity, Role, identity_of};
 use kolo_transport::ids::{DriverId, JobId, NodeId, Slot};
-use kolo_transport::wire::{
-    Exit, HeadReply, HeadRequest, JobEvent, JobState, NodeRequest, RefusalKind, RevocationList,
-};
+use kolo_transport::wire::{HeadReply, HeadRequest, NodeRequest, RefusalKind, RevocationList};
 use kolo_transport::{CertificateRequest, Credentials};
 use rustls::pki_types::CertificateDer;
 
-use super::fake::{Driver, FakeNode, Member, config, good, introduction, pack, soon};
+use super::fake::{FakeNode, Member, config, good, introduction, soon};
 use crate::head::{Head, HeadConfig, HeadState};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -186,74 +184,4 @@ async fn nodes_are_told_also_if_the_administrator_is_gone_at_once() {
     assert!(soon(asking).await.unwrap().is_err());
     // It has not confirmed, so it is told again.
     silent.sees(is_told).await;
-}
-
-/// A job with one worker on the only node, healthy.
-async fn running(driver: &Driver, node: &FakeNode) -> (super::fake::Submission, JobId) {
-    let mut job = driver.submit(pack(1)).await;
-    let (id, _) = job.placed().await;
-    node.ready(id, 0).await;
-    job.until(|event| matches!(event, JobEvent::Healthy { .. }))
-        .await;
-    (job, id)
-}
-
-#[tokio::test]
-async fn a_node_that_leaves_gets_no_more_jobs_and_waits_for_the_last() {
-    let head = Head::start(config()).await.unwrap();
-    let node = FakeNode::good(&head, 2).await;
-    let driver = Driver::new(&head).await;
-    let (mut job, id) = running(&driver, &node).await;
-    let member = node.member.clone();
-    let drained = tokio::spawn(async move { member.ask(&HeadRequest::Drain).await });
-    // From the moment that the head knows of it.
-    soon(async {
-        loop {
-            if let HeadReply::Cluster(cluster) = driver.member.ask(&HeadRequest::Cluster).await
-                && cluster.nodes[0].draining
-            {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
-    let (state, refusal) = driver.submit(pack(1)).await.ended().await;
-    assert_eq!(state, JobState::Failed);
-    assert_eq!(refusal.unwrap().kind, RefusalKind::Unplaceable);
-    assert!(!drained.is_finished());
-    node.exited(id, 0, Exit::Code(0)).await;
-    assert_eq!(job.ended().await.0, JobState::Succeeded);
-    assert_eq!(soon(drained).await.unwrap(), HeadReply::Done);
-    // A node without jobs need not wait, and one that comes back is there again.
-    assert_eq!(
-        soon(node.member.ask(&HeadRequest::Drain)).await,
-        HeadReply::Done
-    );
-    node.member.vanish();
-    let again = Member::new(&head, Role::Node, &node.id.to_string()).await;
-    let registration = HeadRequest::Register(introduction(node.id, 2));
-    again.ask(&registration).await;
-    let HeadReply::Cluster(cluster) = driver.member.ask(&HeadRequest::Cluster).await else {
-        panic!("no cluster");
-    };
-    assert!(cluster.nodes[0].alive && !cluster.nodes[0].draining);
-}
-
-#[tokio::test]
-async fn a_head_that_leaves_takes_no_more_jobs_and_waits_for_those_that_run() {
-    let head = Head::start(config()).await.unwrap();
-    let node = FakeNode::good(&head, 2).await;
-    let driver = Driver::new(&head).await;
-    let (mut job, id) = running(&driver, &node).await;
-    assert!(!head.drain(Duration::from_millis(50)).await);
-    let (_, refusal) = driver.submit(pack(1)).await.ended().await;
-    assert_eq!(refusal.unwrap().kind, RefusalKind::Stopped);
-    let health = head.health();
-    assert!(health.is_good(HOUR).await);
-    node.exited(id, 0, Exit::Code(0)).await;
-    assert_eq!(job.ended().await.0, JobState::Succeeded);
-    assert!(soon(head.drain(HOUR)).await);
-    soon(head.stop()).await;
-    assert!(!health.is_good(HOUR).await);
 }
