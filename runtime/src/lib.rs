@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod daemon;
 pub mod head;
 pub mod health;
 pub mod hosts;

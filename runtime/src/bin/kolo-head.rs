@@ -1,28 +1,26 @@
 //! `kolo-head`: the head of a cluster as a daemon.
 
-use std::io::Write;
+use std::fmt::{self, Display, Formatter};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use kolo_runtime::daemon::{DaemonArgs, Format, Service, begin, complain, reload_log};
 use kolo_runtime::head::held::end_unless_noted;
 use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
-use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
+use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::memory;
-use kolo_runtime::settings::{self, Daemon};
-use kolo_runtime::signals::Ends;
+use kolo_runtime::settings::time::duration;
 use kolo_runtime::{Head, HeadConfig, HeadState};
-use kolo_transport::descriptors;
 use kolo_transport::identity::Role;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
 const EXAMPLE: &str = "\
 Example: a head for other machines, with a token file for its nodes
@@ -37,14 +35,6 @@ those that are left, then the head; SIGINT does not wait; a second signal ends i
 certificates and reads the log level again. Each flag is also an environment variable and a key of the file --config;
 flags go before variables, and these before the file.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings.";
-
-/// Descriptors that the daemon needs, some members included.
-const DESCRIPTORS: u64 = 48;
-
-const DAEMON: Daemon = Daemon {
-    name: "kolo-head",
-    prefix: "KOLO_HEAD",
-};
 
 /// The head of a kolo cluster: nodes register with it, drivers submit jobs to it.
 #[derive(Debug, Parser)]
@@ -114,41 +104,6 @@ struct Args {
     format: Format,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// `kolo-head: cluster=.. address=.. http=.. admin=..`
-    Text,
-    /// One JSON object.
-    Json,
-}
-
-/// Reads `250ms`, `3s`, `10m`, `24h` or `7d`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!(
-            "`{text}` is not a duration; expected a whole number and ms, s, m, h or d, like 250ms or 3s"
-        )
-    };
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(wrong()),
-    };
-    // A thousand years is more than any of these may be.
-    let limit = 1000 * 366 * 86_400_000;
-    number
-        .checked_mul(factor)
-        .filter(|ms| *ms <= limit)
-        .map(Duration::from_millis)
-        .ok_or_else(wrong)
-}
-
 /// The line that is printed when the head is ready.
 #[derive(Serialize)]
 struct ReadyLine<'a> {
@@ -158,21 +113,18 @@ struct ReadyLine<'a> {
     admin: Option<&'a Path>,
 }
 
-impl ReadyLine<'_> {
-    fn text(&self, format: Format) -> Result<String> {
-        Ok(match format {
-            Format::Json => serde_json::to_string(self)?,
-            Format::Text => {
-                let http = self
-                    .http
-                    .map_or_else(|| "off".to_owned(), |http| http.to_string());
-                let admin = self.admin.unwrap_or(Path::new("")).display();
-                format!(
-                    "kolo-head: cluster={} address={} http={http} admin={admin}",
-                    self.cluster, self.address
-                )
-            }
-        })
+impl Display for ReadyLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "cluster={} address={}", self.cluster, self.address)?;
+        match self.http {
+            Some(http) => write!(f, " http={http}")?,
+            None => f.write_str(" http=off")?,
+        }
+        write!(
+            f,
+            " admin={}",
+            self.admin.unwrap_or(Path::new("")).display()
+        )
     }
 }
 
@@ -191,6 +143,17 @@ impl Args {
             ..HeadConfig::default()
         }
     }
+}
+
+impl DaemonArgs for Args {
+    const DAEMON: Daemon = Daemon {
+        name: "kolo-head",
+        prefix: "KOLO_HEAD",
+    };
+
+    fn log(&self) -> &LogArgs {
+        &self.log
+    }
 
     fn check(&self) -> Result<(), String> {
         if self.bearer_file.is_some() && self.http_listen.is_none() {
@@ -204,37 +167,19 @@ impl Args {
 }
 
 fn main() -> ExitCode {
-    let args = match settings::start(DAEMON, Args::check) {
-        Ok(args) => args,
+    let (args, log) = match begin::<Args>() {
+        Ok(begun) => begun,
         Err(code) => return code,
     };
-    let log = match args.log.start() {
-        Ok(log) => log,
-        Err(error) => {
-            eprintln!("kolo-head: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    descriptors::raise();
-    if let Err(error) = descriptors::make_room("kolo-head", DESCRIPTORS) {
-        eprintln!("kolo-head: {error}");
-        return ExitCode::FAILURE;
-    }
     match run(args, &log) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("kolo-head: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => complain(Args::DAEMON, &format!("{error:#}")),
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args, log: &Log) -> Result<()> {
-    // From here on the signals are not lost, also while the head starts.
-    let mut ends = Ends::take(&[SignalKind::terminate(), SignalKind::interrupt()])?;
-    let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
-    let notifier = Arc::new(Notifier::from_env());
+    let mut service = Service::new(&[SignalKind::terminate(), SignalKind::interrupt()])?;
     end_unless_noted(&args.state_dir);
     let bearer = args.bearer_file.as_deref().map(read_bearer).transpose()?;
     let head = Head::start(HeadConfig {
@@ -260,50 +205,17 @@ async fn run(args: Args, log: &Log) -> Result<()> {
         http: head.http_address(),
         admin: head.admin_dir(),
     };
-    writeln!(std::io::stdout(), "{}", ready.text(args.format)?)
-        .context("the line with the head's address can't be printed")?;
     let status = format!("{} at {}", ready.cluster, ready.address);
-    notifier.ready(&status);
-    let watchdog = {
-        let (notifier, health) = (Arc::clone(&notifier), head.health());
-        tokio::spawn(async move { notifier.watchdog(|limit| health.is_good(limit)).await })
-    };
-    let drain = loop {
-        tokio::select! {
-            signal = ends.next() => break signal == SignalKind::terminate().as_raw_value(),
-            _ = hangup.recv() => {
-                notifier.reloading();
-                reload(&head, log);
-                notifier.ready(&status);
-            }
-        }
-    };
-    let end = async {
-        if drain {
-            let limit = args.drain_timeout;
-            tracing::info!(
-                signal = "SIGTERM",
-                ?limit,
-                "waiting for jobs to end; a second signal ends the head at once"
-            );
-            notifier.stopping("waiting for jobs to end");
-            if !head.drain(limit).await {
-                tracing::warn!(
-                    ?limit,
-                    "not all jobs have ended by themselves; they are stopped"
-                );
-            }
-        }
-        tracing::info!("stopping; a second signal ends the head at once");
-        notifier.stopping("stopping");
-        head.stop().await;
-    };
-    let ended = tokio::select! {
-        () = end => Ok(()),
-        _ = ends.next() => Err(anyhow::anyhow!("ended by a second signal; jobs may not have ended well")),
-    };
-    watchdog.abort();
-    ended
+    let line = args.format.line(Args::DAEMON, &ready)?;
+    service.ready(&line, status, head.health())?;
+    let signal = service.end(|| reload(&head, log)).await;
+    let drains = signal == SignalKind::terminate().as_raw_value();
+    let stopped = service.stop(head, drains.then_some(signal), args.drain_timeout);
+    ensure!(
+        stopped.await,
+        "ended by a second signal; jobs may not have ended well"
+    );
+    Ok(())
 }
 
 /// What a `SIGHUP` asks for. What can't be done is logged, and all is as it was.
@@ -312,13 +224,7 @@ fn reload(head: &Head, log: &Log) {
         Ok(()) => tracing::info!("the certificates of the head and its operator are renewed"),
         Err(error) => tracing::error!(%error, "the certificates were not renewed"),
     }
-    match settings::reload::<Args>(DAEMON).and_then(|loaded| {
-        log.set(&loaded.args.log.log)?;
-        Ok(loaded.args.log.log)
-    }) {
-        Ok(filter) => tracing::info!(filter, "the log level is read again"),
-        Err(error) => tracing::error!(error, "the log level was not read again"),
-    }
+    reload_log::<Args>(log);
 }
 
 fn read_bearer(file: &Path) -> Result<BearerSecret> {
@@ -347,26 +253,6 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_a_unit() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("24h"), Ok(Duration::from_secs(86_400)));
-        for wrong in [
-            "",
-            "3",
-            "s",
-            "-3s",
-            "1.5s",
-            "NaNs",
-            "3 s",
-            "99999999999999999999s",
-            "9999999999d",
-        ] {
-            let error = duration(wrong).unwrap_err();
-            assert!(error.contains("like 250ms or 3s"), "{wrong}: {error}");
-        }
-    }
-
-    #[test]
     fn the_line_for_programs_is_one_json_object() {
         let line = ReadyLine {
             cluster: "cluster-1".to_owned(),
@@ -375,11 +261,11 @@ mod tests {
             admin: Some(Path::new("/a")),
         };
         assert_eq!(
-            line.text(Format::Json).unwrap(),
+            Format::Json.line(Args::DAEMON, &line).unwrap(),
             r#"{"cluster":"cluster-1","address":"127.0.0.1:1","http":null,"admin":"/a"}"#
         );
         assert_eq!(
-            line.text(Format::Text).unwrap(),
+            Format::Text.line(Args::DAEMON, &line).unwrap(),
             "kolo-head: cluster=cluster-1 address=127.0.0.1:1 http=off admin=/a"
         );
     }

@@ -1,29 +1,28 @@
 //! `kolo-node`: a node of a cluster as a daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display, Formatter};
 use std::fs::{DirBuilder, File};
-use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use clap::{Parser, ValueEnum};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use kolo_runtime::daemon::{DaemonArgs, Format, Service, begin, complain, reload_log};
 use kolo_runtime::head::lock_file;
 use kolo_runtime::node::default_listen;
-use kolo_runtime::notify::Notifier;
 use kolo_runtime::secret;
+use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
-use kolo_runtime::settings::{self, Daemon};
-use kolo_runtime::signals::{Ends, name};
+use kolo_runtime::settings::time::duration;
 use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
-use kolo_transport::{Credentials, JoinToken, descriptors};
+use kolo_transport::{Credentials, JoinToken};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
 const EXAMPLE: &str = "\
 Example: a node that joins with a token at its first start, and keeps its identity
@@ -38,14 +37,6 @@ signal ends it at once. Its workers end with it in any case. When the head goes 
 as their driver is there (see --orphan-timeout), and the node registers again when the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
 environment variable and a key of the file --config; flags go before variables, and these before the file.
 Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings, 3 revoked by an administrator.";
-
-const DAEMON: Daemon = Daemon {
-    name: "kolo-node",
-    prefix: "KOLO_NODE",
-};
-
-/// Descriptors that the daemon needs, a worker or two included.
-const DESCRIPTORS: u64 = 48;
 
 /// Exit code of a node that was put out of the cluster: to start it again would change nothing.
 const REVOKED: u8 = 3;
@@ -126,14 +117,6 @@ struct Args {
     format: Format,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// `kolo-node: node=.. address=.. head=.. hostname=.. pid=..`
-    Text,
-    /// One JSON object.
-    Json,
-}
-
 fn host_and_port(text: &str) -> Result<String, String> {
     let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
         !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
@@ -154,31 +137,6 @@ fn resource(text: &str) -> Result<(String, f64), String> {
         .ok_or_else(|| format!("`{text}` is not NAME=AMOUNT; expected something like fpga=2"))
 }
 
-/// Reads `250ms`, `3s`, `10m` or `24h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || {
-        format!(
-            "`{text}` is not a duration; expected a whole number and ms, s, m or h, like 250ms or 3s"
-        )
-    };
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().map_err(|_| wrong())?;
-    let factor = match unit {
-        "ms" => 1,
-        "s" => 1000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(wrong()),
-    };
-    // A year is more than any of these may be.
-    number
-        .checked_mul(factor)
-        .filter(|ms| *ms <= 366 * 86_400_000)
-        .map(Duration::from_millis)
-        .ok_or_else(wrong)
-}
-
 /// The line that is printed when the node is registered.
 #[derive(Serialize)]
 struct ReadyLine<'a> {
@@ -189,15 +147,13 @@ struct ReadyLine<'a> {
     pid: u32,
 }
 
-impl ReadyLine<'_> {
-    fn text(&self, format: Format) -> Result<String> {
-        Ok(match format {
-            Format::Json => serde_json::to_string(self)?,
-            Format::Text => format!(
-                "kolo-node: node={} address={} head={} hostname={} pid={}",
-                self.node, self.address, self.head, self.hostname, self.pid
-            ),
-        })
+impl Display for ReadyLine<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "node={} address={} head={} hostname={} pid={}",
+            self.node, self.address, self.head, self.hostname, self.pid
+        )
     }
 }
 
@@ -206,28 +162,20 @@ fn main() -> ExitCode {
     kolo_process::run_if_warden();
     // What a warden that is killed leaves comes here.
     if let Err(error) = kolo_process::adopt_orphans() {
-        return complain(&format!("orphans can't be adopted: {error}"));
+        return complain(Args::DAEMON, &format!("orphans can't be adopted: {error}"));
     }
     // `kolo up` runs `kolo-node launched` on its hosts.
     if let Some(code) = kolo_runtime::ssh::run_if_launched() {
         return code;
     }
-    let args = match settings::start(DAEMON, Args::check) {
-        Ok(args) => args,
+    let (args, log) = match begin::<Args>() {
+        Ok(begun) => begun,
         Err(code) => return code,
     };
-    let log = match args.log.start() {
-        Ok(log) => log,
-        Err(error) => return complain(&error),
-    };
-    descriptors::raise();
-    if let Err(error) = descriptors::make_room("kolo-node", DESCRIPTORS) {
-        return complain(&error.to_string());
-    }
     match run(args, &log) {
         Ok(code) => code,
         Err(error) => {
-            let code = complain(&format!("{error:#}"));
+            let code = complain(Args::DAEMON, &format!("{error:#}"));
             let revoked = error
                 .downcast_ref::<NodeError>()
                 .is_some_and(NodeError::is_revoked);
@@ -240,13 +188,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn complain(message: &str) -> ExitCode {
-    // Nobody may be there to read it.
-    writeln!(std::io::stderr(), "kolo-node: {message}").ok();
-    ExitCode::FAILURE
-}
+impl DaemonArgs for Args {
+    const DAEMON: Daemon = Daemon {
+        name: "kolo-node",
+        prefix: "KOLO_NODE",
+    };
 
-impl Args {
+    fn log(&self) -> &LogArgs {
+        &self.log
+    }
+
     fn check(&self) -> Result<(), String> {
         let mut names = BTreeSet::new();
         for (name, _) in &self.resources {
@@ -269,91 +220,47 @@ impl Args {
 
 #[tokio::main(flavor = "current_thread")]
 async fn run(args: Args, log: &Log) -> Result<ExitCode> {
-    // From here on the signals are not lost, also while the node starts.
-    let mut ends = Ends::take(&[
+    let mut service = Service::new(&[
         SignalKind::terminate(),
         SignalKind::interrupt(),
         // Some schedulers tell of a preemption so.
         SignalKind::user_defined1(),
     ])?;
-    let mut hangup = signal(SignalKind::hangup()).context("SIGHUP can't be watched")?;
-    let notifier = Arc::new(Notifier::from_env());
     let _lock = args.state_dir.as_deref().map(lock).transpose()?;
     let (format, limit) = (args.format, args.drain_timeout);
     let identity = args.state_dir.as_deref().map(identity_dir);
-    let start = start(args);
     let (node, head) = tokio::select! {
-        started = start => started?,
-        _ = ends.next() => return Ok(ExitCode::SUCCESS),
+        started = start(args) => started?,
+        _ = service.ends.next() => return Ok(ExitCode::SUCCESS),
     };
-    let line = ReadyLine {
+    let ready = ReadyLine {
         node: node.id().to_string(),
         address: node.address(),
         head,
         hostname: node.hostname(),
         pid: std::process::id(),
-    }
-    .text(format)?;
-    writeln!(std::io::stdout(), "{line}")
-        .context("the line with the node's address can't be printed")?;
+    };
     let status = format!("{} with the head at {head}", node.id());
-    notifier.ready(&status);
-    let watchdog = {
-        let (notifier, health) = (Arc::clone(&notifier), node.health());
-        tokio::spawn(async move { notifier.watchdog(|limit| health.is_good(limit)).await })
+    let line = format.line(Args::DAEMON, &ready)?;
+    service.ready(&line, status, node.health())?;
+    let (signal, revoked) = tokio::select! {
+        signal = service.end(|| reload(&node, identity.as_deref(), log)) => (Some(signal), None),
+        reason = node.revoked() => (None, Some(reason)),
     };
-    let mut revoked = None;
-    let drain = loop {
-        tokio::select! {
-            signal = ends.next() => {
-                break (signal != SignalKind::interrupt().as_raw_value()).then(|| name(signal));
-            }
-            reason = node.revoked() => {
-                revoked = Some(reason);
-                break None;
-            }
-            _ = hangup.recv() => {
-                notifier.reloading();
-                reload(&node, identity.as_deref(), log);
-                notifier.ready(&status);
-            }
-        }
+    let drains = signal.filter(|signal| *signal != SignalKind::interrupt().as_raw_value());
+    ensure!(
+        service.stop(node, drains, limit).await,
+        "ended by a second signal; jobs were killed"
+    );
+    let Some(reason) = revoked else {
+        return Ok(ExitCode::SUCCESS);
     };
-    let end = async {
-        if let Some(signal) = drain {
-            tracing::info!(
-                signal,
-                ?limit,
-                "waiting for jobs to end; a second signal ends the node at once"
-            );
-            notifier.stopping("waiting for jobs to end");
-            if !node.drain(limit).await {
-                tracing::warn!(
-                    ?limit,
-                    "not all jobs have ended by themselves; they are ended"
-                );
-            }
-        }
-        tracing::info!("stopping; a second signal ends the node at once");
-        notifier.stopping("stopping");
-        node.stop().await;
-    };
-    tokio::select! {
-        () = end => {}
-        _ = ends.next() => bail!("ended by a second signal; jobs were killed"),
-    }
-    watchdog.abort();
-    match revoked {
-        None => Ok(ExitCode::SUCCESS),
-        Some(reason) => {
-            let message = format!(
-                "the head has revoked this node ({reason}); an administrator may let it in again with `kolo revoke --undo`, \
-                 or remove its folder `identity` and let it join with a token"
-            );
-            complain(&message);
-            Ok(ExitCode::from(REVOKED))
-        }
-    }
+    let message = format!(
+        "the head has revoked this node ({reason}); an administrator may let it in again with `kolo revoke --undo`, \
+         or remove its folder `identity` and let it join with a token"
+    );
+    complain(Args::DAEMON, &message);
+    Ok(ExitCode::from(REVOKED))
 }
 
 /// What a `SIGHUP` asks for. What can't be done is logged, and all is as it was.
@@ -366,13 +273,7 @@ fn reload(node: &Node, identity: Option<&Path>, log: &Log) {
         Some(Ok(())) => tracing::info!("the identity is read again"),
         Some(Err(error)) => tracing::error!(%error, "the identity was not read again"),
     }
-    match settings::reload::<Args>(DAEMON).and_then(|loaded| {
-        log.set(&loaded.args.log.log)?;
-        Ok(loaded.args.log.log)
-    }) {
-        Ok(filter) => tracing::info!(filter, "the log level is read again"),
-        Err(error) => tracing::error!(error, "the log level was not read again"),
-    }
+    reload_log::<Args>(log);
 }
 
 fn identity_dir(state: &Path) -> PathBuf {
@@ -516,22 +417,6 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_a_unit() {
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        for bad in [
-            "",
-            "3",
-            "s",
-            "-3s",
-            "1.5s",
-            "99999999999999999999s",
-            "9999999h",
-        ] {
-            assert!(duration(bad).unwrap_err().contains("expected"), "{bad}");
-        }
-    }
-
-    #[test]
     fn the_line_for_programs_is_one_json_object() {
         let line = ReadyLine {
             node: "node-1".to_owned(),
@@ -541,11 +426,11 @@ mod tests {
             pid: 7,
         };
         assert_eq!(
-            line.text(Format::Json).unwrap(),
+            Format::Json.line(Args::DAEMON, &line).unwrap(),
             r#"{"node":"node-1","address":"127.0.0.1:1","head":"127.0.0.1:2","hostname":"here","pid":7}"#
         );
         assert_eq!(
-            line.text(Format::Text).unwrap(),
+            Format::Text.line(Args::DAEMON, &line).unwrap(),
             "kolo-node: node=node-1 address=127.0.0.1:1 head=127.0.0.1:2 hostname=here pid=7"
         );
     }

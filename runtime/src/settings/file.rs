@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{Daemon, Key};
+use super::Daemon;
+
+/// The key of a setting, and whether it may have several values.
+type Key = (String, bool);
 
 /// From 0 to 1: how like a name what was given must be to be taken for it.
 const ALIKE: f64 = 0.75;
@@ -67,15 +70,6 @@ impl Values {
             path: path.to_owned(),
             error,
         })?;
-        Self::parse(daemon, path, &text, keys)
-    }
-
-    pub(super) fn parse(
-        daemon: Daemon,
-        path: &Path,
-        text: &str,
-        keys: &[Key],
-    ) -> Result<Self, SettingsError> {
         let table: Table =
             text.parse()
                 .map_err(|error: toml::de::Error| SettingsError::Syntax {
@@ -87,7 +81,7 @@ impl Values {
             values: BTreeMap::new(),
         };
         for (name, value) in table {
-            let Some(key) = keys.iter().find(|key| key.key == name) else {
+            let Some((_, many)) = keys.iter().find(|(key, _)| *key == name) else {
                 return Err(SettingsError::Unknown {
                     path: path.to_owned(),
                     hint: suggest(daemon, &name, keys),
@@ -95,7 +89,7 @@ impl Values {
                     daemon: daemon.name,
                 });
             };
-            let texts = texts(key, &value).map_err(|reason| all.wrong(&name, reason))?;
+            let texts = texts(*many, &value).map_err(|reason| all.wrong(&name, reason))?;
             all.values.insert(name, texts);
         }
         Ok(all)
@@ -120,15 +114,15 @@ impl Values {
     }
 }
 
-fn texts(key: &Key, value: &Value) -> Result<Vec<String>, String> {
+fn texts(many: bool, value: &Value) -> Result<Vec<String>, String> {
     match value {
-        Value::Array(values) if key.many => values.iter().map(text).collect(),
+        Value::Array(values) if many => values.iter().map(text).collect(),
         // `fpga = 2` under `[resource]` is `--resource fpga=2`.
-        Value::Table(table) if key.many => table
+        Value::Table(table) if many => table
             .iter()
             .map(|(name, value)| Ok(format!("{name}={}", text(value)?)))
             .collect(),
-        value if key.many => Err(format!("a list is expected, not {}", value.type_str())),
+        value if many => Err(format!("a list is expected, not {}", value.type_str())),
         value => Ok(vec![text(value)?]),
     }
 }
@@ -149,7 +143,7 @@ fn text(value: &Value) -> Result<String, String> {
 /// The key that is most like what was written.
 fn suggest(daemon: Daemon, given: &str, keys: &[Key]) -> String {
     let spelt = given.to_ascii_lowercase().replace('-', "_");
-    match nearest(&spelt, keys.iter().map(|key| key.key.as_str())) {
+    match nearest(&spelt, keys.iter().map(|(key, _)| key.as_str())) {
         Some(key) => format!("did you mean `{key}`?"),
         None => format!("`{} --print-config` shows all that there are", daemon.name),
     }

@@ -16,6 +16,7 @@
 mod file;
 pub mod logging;
 pub mod size;
+pub mod time;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -72,23 +73,6 @@ impl Origin {
             Self::Default => "default",
         }
     }
-}
-
-/// One setting and its three names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
-    /// In the file.
-    pub key: String,
-    /// On the command line, without `--`.
-    pub flag: String,
-    /// In the environment.
-    pub variable: String,
-    /// Whether it may have several values.
-    pub many: bool,
-    /// The default, if it has one.
-    pub default: Option<String>,
-    /// What it means, in one line.
-    pub help: String,
 }
 
 /// A setting as it holds.
@@ -187,32 +171,6 @@ pub fn command<A: CommandFactory>(daemon: Daemon) -> Command {
         )
 }
 
-/// All settings of a daemon.
-pub fn keys<A: CommandFactory>(daemon: Daemon) -> Vec<Key> {
-    command::<A>(daemon)
-        .get_arguments()
-        .filter(|arg| is_setting(arg))
-        .map(|arg| {
-            let flag = arg.get_long().unwrap_or_default().to_owned();
-            let text = |value: Option<&std::ffi::OsStr>| {
-                value.map(|value| value.to_string_lossy().into_owned())
-            };
-            Key {
-                key: key_of(&flag),
-                flag,
-                variable: text(arg.get_env()).unwrap_or_default(),
-                many: takes_many(arg),
-                default: text(
-                    arg.get_default_values()
-                        .first()
-                        .map(std::convert::AsRef::as_ref),
-                ),
-                help: arg.get_help().map(ToString::to_string).unwrap_or_default(),
-            }
-        })
-        .collect()
-}
-
 /// Reads the settings of a daemon. `args` begin with the name of the program.
 ///
 /// # Errors
@@ -226,8 +184,7 @@ pub fn load<A: CommandFactory + FromArgMatches>(
     let command = command::<A>(daemon);
     let values = match file_of(&command, args).map_err(wrong)? {
         Some(path) => {
-            let values =
-                Values::read(daemon, &path, &keys::<A>(daemon)).map_err(LoadError::File)?;
+            let values = Values::read(daemon, &path, &keys(&command)).map_err(LoadError::File)?;
             check_values(&command, &values).map_err(LoadError::File)?;
             values
         }
@@ -253,6 +210,15 @@ pub fn load<A: CommandFactory + FromArgMatches>(
         settings,
         action,
     })
+}
+
+/// The keys of all settings, and whether each may have several values.
+fn keys(command: &Command) -> Vec<(String, bool)> {
+    command
+        .get_arguments()
+        .filter(|arg| is_setting(arg))
+        .filter_map(|arg| Some((key_of(arg.get_long()?), takes_many(arg))))
+        .collect()
 }
 
 /// The file with the settings, whatever else may be wrong with the command line.

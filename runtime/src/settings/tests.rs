@@ -73,28 +73,6 @@ fn with_file(text: &str, args: &[&str]) -> Result<Loaded<Args>, String> {
 }
 
 #[test]
-fn every_setting_has_three_names() {
-    let keys = keys::<Args>(DAEMON);
-    let names: Vec<_> = keys
-        .iter()
-        .map(|key| (key.key.as_str(), key.flag.as_str(), key.variable.as_str()))
-        .collect();
-    assert_eq!(
-        names[0],
-        ("state_dir", "state-dir", "KOLO_SETTINGS_TEST_STATE_DIR")
-    );
-    assert_eq!(
-        names[4],
-        ("resource", "resource", "KOLO_SETTINGS_TEST_RESOURCE")
-    );
-    assert_eq!(names[5], ("search", "search", "PATH"));
-    assert_eq!(names.len(), 6);
-    assert_eq!(keys[1].default.as_deref(), Some("3s"));
-    assert_eq!(keys[1].help, "How long");
-    command::<Args>(DAEMON).debug_assert();
-}
-
-#[test]
 fn the_file_is_under_the_flags_and_over_the_defaults() {
     let text =
         "state_dir = '/a'\nlease = '5s'\ncpus = 1.5\ncolour = 'green'\nresource = ['a=1', 'b=2']";

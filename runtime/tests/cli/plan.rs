@@ -109,31 +109,16 @@ fn what_can_not_be_placed_ends_with_2_and_names_requested_and_available() {
     );
     for (args, part) in [
         (&["--hosts", "a:2", "--max", "0"][..], "requested 0 workers"),
-        (&["--hosts", "a:2", "--min", "0"], "requested 0 workers"),
         (&["--hosts", "a:0,b:0"], "no host in it has a slot"),
         (
             &["--hosts", "a:2", "--min", "2", "--max", "1"],
             "at least 2 and at most 1",
         ),
         (
-            &["--hosts", "a:2,a:2"],
-            "`a` in entry 1 and `a` in entry 2 are one machine",
-        ),
-        (
-            &["--hosts", "a:2,me@A.:2"],
-            "`a` in entry 1 and `me@A.` in entry 2 are one machine",
-        ),
-        (
             &["--hosts", "localhost:2,b:1,127.1:2"],
             "`localhost` in entry 1 and `127.1` in entry 3 are one machine",
         ),
         (&["--hosts", "a:65536,b:65536"], "at most"),
-        (&["--hosts", "a:65537"], "more slots than 65536"),
-        (&["--hosts", ""], "there is no host in it"),
-        (&["--hosts", "a:1.5"], "no whole number"),
-        (&["--hosts", "a:nan"], "no whole number"),
-        (&["--hosts", "a"], "has no number of slots"),
-        (&["--registration", ""], "is empty"),
         (&["--registration", "a,,b"], "is empty"),
         (&["--registration", "a b"], "neither a name nor an address"),
     ] {
@@ -169,14 +154,7 @@ fn a_wrong_command_line_ends_with_2() {
 }
 
 #[test]
-fn the_help_of_every_command_shows_an_example() {
-    for command in ["status", "jobs", "logs", "stop", "login", "plan"] {
-        let help = kolo(&[command, "--help"]).good();
-        assert!(
-            help.contains(&format!("Example:\n  kolo {command}")),
-            "{help}"
-        );
-    }
+fn the_help_says_what_the_exit_codes_mean() {
     let help = kolo(&["--help"]).good();
     for part in ["Exit codes:", "KOLO_HEAD", "Example:"] {
         assert!(help.contains(part), "{help}");

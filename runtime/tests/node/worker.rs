@@ -248,13 +248,6 @@ impl Worker {
         match name {
             "echo" => returned(body.to_vec()),
             "rank" => returned(self.rank.to_string().into_bytes()),
-            "pid" => returned(std::process::id().to_string().into_bytes()),
-            "env" => {
-                let lines: Vec<String> = std::env::vars()
-                    .map(|(name, value)| format!("{name}={value}\n"))
-                    .collect();
-                returned(lines.concat().into_bytes())
-            }
             "print" => {
                 let stderr = std::io::stderr();
                 for line in 0..argument.parse::<u32>().unwrap() {

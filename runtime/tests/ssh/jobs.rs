@@ -7,9 +7,7 @@ use std::process::{ChildStdout, Command};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::servers::{
-    Launched, Servers, gone, is_running, node_pids, signal, skipped, soon, texts,
-};
+use crate::servers::{Launched, Servers, gone, is_running, node_pids, skipped, texts};
 
 /// Tells its process and that of a child that has left its session, and is deaf to `TERM`.
 const STAYS: &str = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.1; done' & \
@@ -85,25 +83,6 @@ fn goes_down(servers: &Servers, args: &[&str]) {
 }
 
 #[test]
-fn a_host_whose_node_is_killed_loses_its_part_of_the_job_and_the_job_ends_everywhere() {
-    if skipped() {
-        return;
-    }
-    let servers = Servers::start(2);
-    let up = up(&servers);
-    let job = Job::on(&servers, &up, 3);
-    // Two nodes, two wardens, and what the job has.
-    assert!(
-        servers.left().len() >= 4 + job.pids.len(),
-        "{:?}",
-        servers.left()
-    );
-    signal(node_pids(&up)[1], Signal::KILL);
-    job.fails(1, "its node was lost");
-    goes_down(&servers, &[]);
-}
-
-#[test]
 fn hosts_that_are_taken_down_leave_nothing_of_the_job_that_runs_there() {
     if skipped() {
         return;
@@ -144,32 +123,6 @@ fn run_on_hosts(servers: &Servers) -> Job {
     let mut kolo = servers.kolo(&["run", "-H", &servers.hosts()]);
     kolo.args(["--remote-program", env!("CARGO_BIN_EXE_kolo-node")]);
     Job::start(kolo, 3)
-}
-
-/// The process of the node on a host: the one that holds its lock.
-fn node_of(servers: &Servers, index: usize) -> u32 {
-    let clusters = servers.home(index).join("state/kolo/nodes");
-    let only = |dir: std::path::PathBuf| std::fs::read_dir(dir).unwrap().next().unwrap().unwrap();
-    let host = only(only(clusters).path()).path();
-    let text = std::fs::read_to_string(host.join("lock")).unwrap();
-    text.split_whitespace().next().unwrap().parse().unwrap()
-}
-
-#[test]
-fn a_job_on_hosts_of_its_own_ends_with_a_node_that_is_killed() {
-    if skipped() {
-        return;
-    }
-    let servers = Servers::start(2);
-    let job = run_on_hosts(&servers);
-    let node = node_of(&servers, 1);
-    signal(node, Signal::KILL);
-    job.fails(1, "127.0.0.3");
-    assert!(!is_running(node));
-    // A killed node could not remove its folder; nobody is in it.
-    soon("nothing is left", || {
-        servers.left().is_empty().then_some(())
-    });
 }
 
 #[test]

@@ -101,69 +101,6 @@ fn nodes_join_a_cluster_that_is_there() {
 }
 
 #[test]
-fn what_a_launch_on_a_cluster_has_left_that_was_killed_half_way_is_on_record() {
-    if skipped() {
-        return;
-    }
-    let servers = Servers::start(2);
-    let cluster = Cluster::start(&servers);
-    let _stuck = stuck(&servers);
-    // The first host is another launch's, which lives.
-    let mut other = Launched::start(cluster.with(servers.up(&["--hosts", "127.0.0.2:1"])));
-    let pid = node_pids(&other.ready())[0];
-    let mut launch = Launched::start(cluster.with(servers.up(&[
-        "--detach",
-        "--ssh-connect-timeout",
-        "600",
-        "--ssh-stall-timeout",
-        "600",
-        "--hosts",
-        &format!("{},stuck:1", servers.hosts()),
-    ])));
-    soon("the second node to be up", || {
-        cluster.alive(&servers, "127.0.0.3")
-    });
-    launch.signal(Signal::KILL);
-    launch.wait();
-    assert!(cluster.alive(&servers, "127.0.0.3").is_some());
-    // Nobody tells it which hosts there were.
-    let quick = ["--ssh-connect-timeout", "1"];
-    let output = cluster.with(down(&servers, &quick)).output().unwrap();
-    let (out, err) = texts(&output);
-    assert_eq!(output.status.code(), Some(1), "{out}{err}");
-    assert!(err.contains("--give-up"), "{err}");
-    let rows: Value = serde_json::from_str(&out).unwrap();
-    let hosts: Vec<(&Value, &Value)> = rows
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|row| (&row["host"], &row["down"]))
-        .collect();
-    assert_eq!(
-        hosts,
-        [
-            (&"127.0.0.3".into(), &true.into()),
-            (&"stuck".into(), &false.into())
-        ]
-    );
-    assert_eq!(servers.node_dirs(1), 0);
-    assert!(is_running(pid), "the other launch's node is not touched");
-    let args = ["--ssh-connect-timeout", "1", "--give-up"];
-    let rows = json(&mut cluster.with(down(&servers, &args)));
-    assert_eq!(rows.as_array().unwrap().len(), 1);
-    let left = rows[0]["given_up"].as_str().unwrap();
-    assert!(left.contains("the head knows no node of it"), "{left}");
-    let output = cluster.with(down(&servers, &[])).output().unwrap();
-    assert!(
-        texts(&output).1.contains("nothing is on record"),
-        "{output:?}"
-    );
-    other.signal(Signal::INT);
-    assert_eq!(other.wait(), Some(0));
-    servers.nothing_is_left();
-}
-
-#[test]
 fn a_launch_on_a_cluster_that_fails_leaves_the_record_as_it_was() {
     if skipped() {
         return;
@@ -244,6 +181,7 @@ fn a_host_that_can_not_be_reached_any_more_is_given_up_and_its_node_is_out() {
         let output = cluster.with(down(&servers, args)).output().unwrap();
         let (out, err) = texts(&output);
         assert_eq!(output.status.code(), Some(code), "{out}{err}");
+        assert_eq!(err.contains("forget it with --give-up"), code == 1, "{err}");
         serde_json::from_str::<Value>(&out).unwrap()
     };
     // It stays on record until somebody gives it up.

@@ -333,14 +333,6 @@ async fn the_answer_to_a_batch_is_limited() {
 }
 
 #[actix_rt::test]
-async fn s1_who_is_a_stranger_is_told_so_before_anything_else() {
-    let site = Site::new();
-    let answer = site.stranger().get(&at("s/k?wait=NaN")).await;
-    assert_eq!(answer.status, 401);
-    site.http.stop().await;
-}
-
-#[actix_rt::test]
 async fn values_end_with_their_job_and_all_jobs_share_one_memory() {
     let site = Site::with_memory(200_000);
     let value = vec![b'x'; 60_000];

@@ -52,51 +52,21 @@ async fn drip<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, byte: u8) -> Vec
 }
 
 #[actix_rt::test]
-async fn a_body_that_drips_in_is_cut_off() {
-    let site = impatient();
-    let mut stream = worker(&site).connect().await.unwrap();
-    let head = format!(
+async fn a_head_or_a_body_that_drips_in_is_cut_off() {
+    let body = format!(
         "PUT {} HTTP/1.1\r\nHost: kolo\r\nContent-Length: 100000\r\n\r\n",
         put_path()
     );
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let answer = Answer::parse(&drip(stream, b'x').await);
-    assert_eq!(
-        (answer.status, answer.error_kind().as_str()),
-        (408, "timeout")
-    );
-    site.http.stop().await;
-}
-
-#[actix_rt::test]
-async fn a_head_that_drips_in_is_cut_off() {
-    let site = impatient();
-    let mut stream = site.stranger().connect().await.unwrap();
-    stream.write_all(b"GET /healthz").await.unwrap();
-    let answer = drip(stream, b'x').await;
-    assert!(
-        answer.starts_with(b"HTTP/1.1 408 "),
-        "{:?}",
-        String::from_utf8_lossy(&answer)
-    );
-    site.http.stop().await;
-}
-
-#[actix_rt::test]
-async fn the_head_of_a_later_request_that_drips_in_is_cut_off() {
-    let site = impatient();
-    let mut stream = site.stranger().connect().await.unwrap();
-    stream
-        .write_all(b"GET /healthz HTTP/1.1\r\nHost: kolo\r\n\r\nGET /healthz?")
-        .await
-        .unwrap();
-    let answer = drip(stream, b'x').await;
-    assert!(
-        answer.starts_with(b"HTTP/1.1 200 "),
-        "{:?}",
-        String::from_utf8_lossy(&answer)
-    );
-    site.http.stop().await;
+    let later = "GET /healthz HTTP/1.1\r\nHost: kolo\r\n\r\nGET /healthz?";
+    for (sent, status) in [(&*body, 408), ("GET /healthz", 408), (later, 200)] {
+        // The clock of a server that runs is coarser than these limits.
+        let site = impatient();
+        let mut stream = worker(&site).connect().await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let answer = Answer::parse(&drip(stream, b'x').await);
+        assert_eq!(answer.status, status, "{sent}");
+        site.http.stop().await;
+    }
 }
 
 #[actix_rt::test]
