@@ -11,6 +11,7 @@ pub mod limiter;
 pub mod local;
 pub mod node;
 pub mod notify;
+pub mod private_file;
 pub mod secret;
 pub mod settings;
 pub mod signals;

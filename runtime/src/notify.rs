@@ -168,41 +168,6 @@ mod tests {
         })
     }
 
-    fn heard(socket: &UnixDatagram) -> String {
-        socket
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        let mut buffer = [0; 512];
-        let length = socket.recv(&mut buffer).unwrap();
-        String::from_utf8(buffer[..length].to_vec()).unwrap()
-    }
-
-    #[test]
-    fn paths_and_abstract_names_are_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("notify");
-        let name = format!("kolo-test-notify-{}", std::process::id());
-        let sockets = [
-            (
-                path.display().to_string(),
-                UnixDatagram::bind(&path).unwrap(),
-            ),
-            (
-                format!("@{name}"),
-                UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap(),
-            ),
-        ];
-        for (name, socket) in sockets {
-            let notifier = notifier(&name, None, None);
-            notifier.ready("two\nlines");
-            assert_eq!(heard(&socket), "READY=1\nSTATUS=two lines");
-            notifier.reloading();
-            assert!(heard(&socket).starts_with("RELOADING=1\nMONOTONIC_USEC="));
-            notifier.stopping("bye");
-            assert_eq!(heard(&socket), "STOPPING=1\nSTATUS=bye");
-        }
-    }
-
     #[test]
     fn what_is_not_there_or_not_meant_for_it_is_left_alone() {
         for name in ["", "relative", "vsock:2:1", "@", "/no/such/socket"] {

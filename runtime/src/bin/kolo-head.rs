@@ -10,14 +10,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use kolo_runtime::daemon::{DaemonArgs, Format, Service, begin, complain, reload_log};
 use kolo_runtime::head::held::end_unless_noted;
-use kolo_runtime::head::replace_file;
 use kolo_runtime::http::BearerSecret;
-use kolo_runtime::secret;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::memory;
 use kolo_runtime::settings::time::duration;
 use kolo_runtime::{Head, HeadConfig, HeadState};
+use kolo_runtime::{private_file, secret};
 use kolo_transport::identity::Role;
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
@@ -194,7 +193,7 @@ async fn run(args: Args, log: &Log) -> Result<()> {
     ] {
         if let Some(file) = file {
             let token = head.store_token(role, args.token_ttl, None)?;
-            replace_file(file, format!("{token}\n").as_bytes()).with_context(|| {
+            private_file::replace(file, format!("{token}\n").as_bytes()).with_context(|| {
                 format!("the {role} token can't be written to {}", file.display())
             })?;
         }

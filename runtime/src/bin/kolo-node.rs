@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter};
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,14 +11,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use kolo_runtime::daemon::{DaemonArgs, Format, Service, begin, complain, reload_log};
-use kolo_runtime::head::lock_file;
 use kolo_runtime::node::default_listen;
-use kolo_runtime::secret;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
 use kolo_runtime::settings::time::duration;
-use kolo_runtime::{Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource};
+use kolo_runtime::{
+    Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource, private_file,
+    secret,
+};
 use kolo_transport::{Credentials, JoinToken};
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
@@ -358,17 +358,15 @@ fn credentials(identity: Option<&Path>, token: Option<&Path>) -> Result<NodeCred
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     let failed = || format!("the state folder {} can't be used", dir.display());
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .with_context(failed)?;
-    lock_file(&path).with_context(failed)?.with_context(|| {
-        format!(
-            "{} is in use by another node; stop that one, or use another state folder",
-            dir.display()
-        )
-    })
+    private_file::make_dir(dir).with_context(failed)?;
+    private_file::lock(&path)
+        .with_context(failed)?
+        .with_context(|| {
+            format!(
+                "{} is in use by another node; stop that one, or use another state folder",
+                dir.display()
+            )
+        })
 }
 
 #[cfg(test)]

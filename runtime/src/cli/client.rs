@@ -15,6 +15,7 @@ use kolo_transport::session::{CloseCode, Connection};
 use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, PlacedNode};
 
 use super::error::CliError;
+use crate::private_file;
 
 /// How long the head may take for an answer that needs no waiting.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -108,10 +109,7 @@ pub fn default_credentials_dir(var: impl Fn(&'static str) -> Option<OsString>) -
 /// Remembers the head for later commands.
 pub(super) fn remember_head(dir: &Path, head: &str) -> Result<(), CliError> {
     let path = dir.join(HEAD_FILE);
-    // Replaced as a whole, so that a command that runs meanwhile reads one or the other.
-    let staged = dir.join(format!(".{HEAD_FILE}.{}", std::process::id()));
-    fs::write(&staged, format!("{head}\n"))
-        .and_then(|()| fs::rename(&staged, &path))
+    private_file::replace(&path, format!("{head}\n").as_bytes())
         .map_err(|error| CliError::File { path, error })
 }
 

@@ -13,7 +13,7 @@ use super::args::{Connect, Format};
 use super::client::Client;
 use super::error::CliError;
 use super::output::{Cell, Output, Tone};
-use crate::head::replace_file;
+use crate::private_file;
 
 /// How long the head may take: it tells the nodes before it answers.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -185,9 +185,11 @@ fn created(
             Format::Table => out.line(token),
         };
     };
-    replace_file(path, format!("{token}\n").as_bytes()).map_err(|error| CliError::File {
-        path: path.clone(),
-        error,
+    private_file::replace(path, format!("{token}\n").as_bytes()).map_err(|error| {
+        CliError::File {
+            path: path.clone(),
+            error,
+        }
     })?;
     match format {
         Format::Json => out.json(&JsonToken::new(entry, None)),

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, Write as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
@@ -14,6 +13,7 @@ use serde::Deserialize;
 
 use super::error::CliError;
 use crate::head::held::{HELD, NOTED};
+use crate::private_file;
 use crate::ssh::find_program;
 use crate::ssh::state::state_home;
 
@@ -37,14 +37,10 @@ impl Drop for Folder {
 
 pub(super) fn heads_dir() -> Result<PathBuf, CliError> {
     let dir = state_home().map_err(CliError::Hosts)?.join("heads");
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .map_err(|error| CliError::File {
-            path: dir.clone(),
-            error,
-        })?;
+    private_file::make_dir(&dir).map_err(|error| CliError::File {
+        path: dir.clone(),
+        error,
+    })?;
     Ok(dir)
 }
 
@@ -100,10 +96,7 @@ pub(super) fn start_head(
     let failed = |error: &dyn std::fmt::Display| {
         CliError::Hosts(format!("{} can't start: {error}", program.display()))
     };
-    std::fs::DirBuilder::new()
-        .mode(0o700)
-        .create(state)
-        .map_err(|error| failed(&error))?;
+    private_file::make_dir(state).map_err(|error| failed(&error))?;
     let log = state.join("log");
     let file = std::fs::File::create(&log).map_err(|error| failed(&error))?;
     let mut child = Command::new(&program)

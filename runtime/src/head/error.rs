@@ -1,7 +1,6 @@
 //! Why a head does not start or does not do what it should.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use kolo_transport::descriptors::TooFewDescriptors;
 use kolo_transport::{BindError, IdentityError};
@@ -63,16 +62,4 @@ pub enum HeadError {
     /// The head's thread has ended by a fault in kolo. The log says more.
     #[error("the head has ended by itself, which is a fault in kolo; its log says more")]
     Crashed,
-    /// Fewer nodes registered than were waited for. Look at the nodes' logs.
-    #[error(
-        "{alive} of {wanted} nodes registered within {after:?}; look at the logs of the others"
-    )]
-    TooFewNodes {
-        /// How many were waited for.
-        wanted: usize,
-        /// How many there are.
-        alive: usize,
-        /// The deadline.
-        after: Duration,
-    },
 }

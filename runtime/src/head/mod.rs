@@ -44,7 +44,6 @@ pub use self::config::{HeadConfig, HeadState};
 pub use self::error::HeadError;
 use self::serve::Shared;
 use self::state::Store;
-pub use self::state::{lock_file, replace_file};
 use self::trust::{Lives, Trust};
 use crate::health::Health;
 use crate::http::{Connections, HttpConfig, HttpHandle, HttpStartError, JobStores};
@@ -63,7 +62,6 @@ pub struct Head {
     store: Arc<Store>,
     shared: Arc<Shared>,
     runtime: TransportRuntime,
-    alive: watch::Receiver<usize>,
     /// Dropped to stop it.
     stop: Option<oneshot::Sender<()>>,
     /// Ends when it has stopped.
@@ -87,7 +85,6 @@ struct Ready {
     store: Arc<Store>,
     shared: Arc<Shared>,
     runtime: TransportRuntime,
-    alive: watch::Receiver<usize>,
 }
 
 impl Head {
@@ -116,7 +113,6 @@ impl Head {
             store: ready.store,
             shared: ready.shared,
             runtime: ready.runtime,
-            alive: ready.alive,
             stop: Some(stop),
             stopped: Some(is_stopped),
         })
@@ -208,30 +204,6 @@ impl Head {
         let reason = "the head is stopping and takes no more jobs".to_owned();
         let drained = ask(&self.shared.actor, Question::Drain { reason });
         self.runtime.timeout(limit, drained).await == Some(HeadReply::Done)
-    }
-
-    /// Waits until at least `count` nodes are registered and alive. Cancel safe.
-    ///
-    /// # Errors
-    ///
-    /// [`HeadError::TooFewNodes`] after `deadline`.
-    pub async fn wait_for_nodes(&self, count: usize, deadline: Duration) -> Result<(), HeadError> {
-        let mut alive = self.alive.clone();
-        let waited = self
-            .runtime
-            .timeout(deadline, async {
-                alive.wait_for(|alive| *alive >= count).await.map(drop)
-            })
-            .await;
-        match waited {
-            Some(Ok(())) => Ok(()),
-            Some(Err(_)) => Err(HeadError::Crashed),
-            None => Err(HeadError::TooFewNodes {
-                wanted: count,
-                alive: *self.alive.borrow(),
-                after: deadline,
-            }),
-        }
     }
 
     /// Stops all jobs, tells their drivers, closes all connections and waits until that is done. Takes as long as the
@@ -343,7 +315,6 @@ impl Parts {
             credentials.clone(),
             endpoint.clone(),
         )?;
-        let (alive_sender, alive) = watch::channel(0);
         let settings = Settings {
             cluster: store.authority().cluster(),
             lease: config.lease,
@@ -352,7 +323,7 @@ impl Parts {
         };
         let rendezvous =
             rendezvous::Servers::new(config.listen.ip(), connections.clone(), Arc::clone(&stores));
-        let coordinator = Coordinator::new(settings, Arc::new(rendezvous), alive_sender);
+        let coordinator = Coordinator::new(settings, Arc::new(rendezvous), watch::Sender::new(0));
         let beats = coordinator.beats();
         let actor = coordinator.start();
         let (farewell, farewells) = mpsc::channel(1);
@@ -400,7 +371,6 @@ impl Parts {
             store,
             shared: Arc::clone(&shared),
             runtime,
-            alive,
         };
         tracing::info!(
             cluster = %report.store.authority().cluster(),

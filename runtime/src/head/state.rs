@@ -1,8 +1,7 @@
 //! What survives a head: its authority, its join tokens, who administers and who is out (D-1).
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,7 +10,6 @@ use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId};
 use kolo_transport::token::random_secret;
 use kolo_transport::{Authority, Credentials, IdentityError, JoinToken, RandomId as _, TokenBook};
-use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,6 +17,7 @@ use super::admin_path;
 use super::config::HeadState;
 use super::error::HeadError;
 use super::members::Members;
+use crate::private_file;
 
 const MEMBERS: &str = "members.json";
 const TOKENS: &str = "tokens.json";
@@ -66,11 +65,7 @@ impl Store {
     }
 
     fn open_dir(path: &Path, life: Duration) -> Result<Self, HeadError> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(failed(path))?;
+        private_file::make_dir(path).map_err(failed(path))?;
         let lock = lock(path)?;
         let authority = Authority::open(path)?;
         let tokens = load(&path.join(TOKENS))?;
@@ -187,35 +182,15 @@ impl Store {
 fn save(path: &Path, content: &impl Serialize) -> Result<(), HeadError> {
     let text = serde_json::to_vec_pretty(content)
         .map_err(|error| failed(path)(io::Error::other(error)))?;
-    replace_file(path, &text).map_err(failed(path))
+    private_file::replace(path, &text).map_err(failed(path))
 }
 
 fn lock(dir: &Path) -> Result<File, HeadError> {
     let path = dir.join(LOCK);
-    let file = lock_file(&path).map_err(failed(&path))?;
+    let file = private_file::lock(&path).map_err(failed(&path))?;
     file.ok_or_else(|| HeadError::Locked {
         path: dir.to_owned(),
     })
-}
-
-/// Makes a file (mode 0600) unless it is there, and locks it; `None` if another process has it locked. The kernel lets go of
-/// the lock when the file is closed, however the process ends.
-///
-/// # Errors
-///
-/// What the operating system said.
-pub fn lock_file(path: &Path) -> io::Result<Option<File>> {
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn load<T: Default + DeserializeOwned>(path: &Path) -> Result<T, HeadError> {
@@ -259,46 +234,6 @@ fn keep_admin(
     Ok(name)
 }
 
-/// Replaces a file, for its owner alone (mode 0600), so that a crash leaves the old or the new one. Of a link the target is
-/// replaced.
-///
-/// # Errors
-///
-/// What the operating system said, or that there is something else than a file. All is as it was then.
-pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    // If nothing is there yet, the path is that of the file to be.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if path.exists() && !path.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "a folder, pipe, socket or device is not replaced; give the path of a file",
-        ));
-    }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{:016x}.tmp", DriverId::random().0));
-    let temporary = parent.join(name);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| {
-            file.write_all(content)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        // The first error is the one to tell.
-        fs::remove_file(&temporary).ok();
-        return Err(error);
-    }
-    File::open(parent)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
@@ -306,22 +241,6 @@ mod tests {
     use super::*;
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
-
-    #[test]
-    fn a_link_is_followed_and_what_is_no_file_is_not_replaced() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::os::unix::fs::symlink("file", at("link")).unwrap();
-        std::fs::write(at("file"), "old").unwrap();
-        replace_file(&at("link"), b"new").unwrap();
-        assert!(std::fs::symlink_metadata(at("link")).unwrap().is_symlink());
-        assert_eq!(std::fs::read(at("file")).unwrap(), b"new");
-        let _listener = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-        let error = replace_file(&at("socket"), b"new").unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
-        replace_file(dir.path(), b"new").unwrap_err();
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
-    }
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).unwrap().permissions().mode() & 0o777

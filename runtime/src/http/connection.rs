@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use actix_web::body::MessageBody;
 use actix_web::dev::{
-    Service, ServiceFactory, ServiceRequest, ServiceResponse, fn_factory, fn_service,
+    Server, ServerHandle, Service, ServiceFactory, ServiceRequest, ServiceResponse, fn_factory,
+    fn_service,
 };
 use actix_web::http::StatusCode;
 use actix_web::http::header::TRANSFER_ENCODING;
@@ -23,6 +24,7 @@ use rustls::ServerConnection;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 /// How long a client may leave our answer unread.
@@ -104,6 +106,62 @@ pub(super) fn listen(address: SocketAddr, backlog: u32) -> io::Result<TcpListene
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
+}
+
+/// A server that runs. Dropping it closes its listener without waiting.
+#[derive(Debug)]
+pub(super) struct Running {
+    /// For the log.
+    name: &'static str,
+    address: SocketAddr,
+    handle: ServerHandle,
+    /// True once connections are to end.
+    close: watch::Sender<bool>,
+    task: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Running {
+    /// Has a server run that listens at this address, and whose connections end when `close` says so.
+    pub(super) fn new(
+        name: &'static str,
+        address: SocketAddr,
+        server: Server,
+        close: watch::Sender<bool>,
+    ) -> Self {
+        Self {
+            name,
+            address,
+            handle: server.handle(),
+            close,
+            task: Some(tokio::spawn(server)),
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Closes it: no connection is accepted any more, those that are open end with their requests, and are cut after a second.
+    /// Cancel safe: it closes also if the future is dropped.
+    pub(super) async fn stop(mut self) {
+        self.close.send_replace(true);
+        self.handle.stop(true).await;
+        if let Some(task) = self.task.take() {
+            let ended = task.await.map_err(io::Error::other).flatten();
+            if let Err(error) = ended {
+                tracing::warn!(server = self.name, %error, "a server did not end well");
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.task.is_some() {
+            // The order to stop is given by the call; its future only waits for the end.
+            drop(self.handle.stop(false));
+        }
+    }
 }
 
 /// Has the kernel drop a connection whose peer neither reads nor acknowledges what was sent to it.

@@ -18,7 +18,6 @@
 //! reads header names with regard to case, so they are written as `Content-Length`. A connection is closed after
 //! its answer: that client makes a new one for each request.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -26,7 +25,7 @@ use std::time::Duration;
 
 use actix_http::HttpService;
 use actix_service::{IntoServiceFactory as _, ServiceFactory, ServiceFactoryExt as _, map_config};
-use actix_web::dev::{AppConfig, Extensions, Server, ServerHandle};
+use actix_web::dev::{AppConfig, Extensions, Server};
 use actix_web::http::{KeepAlive, Method, StatusCode};
 use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
@@ -37,10 +36,9 @@ use kolo_core::rendezvous::{RendezvousError, RendezvousPlan, RendezvousUsage};
 use kolo_transport::Flood;
 use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::body::{self, BodyError};
-use super::connection::{self, Activity, Connections, Ends};
+use super::connection::{self, Activity, Connections, Ends, Running};
 use super::store::SharedStore;
 use door::{EAR_BYTES, Lead, Shared};
 
@@ -113,21 +111,11 @@ struct State {
 }
 
 /// The rendezvous of one job. Dropping it closes the listener without waiting.
+#[derive(Debug)]
 pub struct RendezvousServer {
+    running: Option<Running>,
     address: SocketAddr,
-    handle: ServerHandle,
-    /// True once connections are to end.
-    close: watch::Sender<bool>,
-    task: Option<JoinHandle<io::Result<()>>>,
     store: SharedStore,
-}
-
-impl fmt::Debug for RendezvousServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RendezvousServer")
-            .field("address", &self.address)
-            .finish_non_exhaustive()
-    }
 }
 
 impl RendezvousServer {
@@ -172,13 +160,9 @@ impl RendezvousServer {
             })
             .map_err(refuse)?
             .run();
-        let handle = server.handle();
-        let task = tokio::spawn(server);
         Ok(Self {
+            running: Some(Running::new("rendezvous", address, server, close)),
             address,
-            handle,
-            close,
-            task: Some(task),
             store,
         })
     }
@@ -199,14 +183,8 @@ impl RendezvousServer {
     /// Cancel safe: it closes also if the future is dropped.
     pub async fn stop(mut self) {
         self.store.retire();
-        self.close.send_replace(true);
-        self.handle.stop(true).await;
-        if let Some(task) = self.task.take() {
-            match task.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "a rendezvous did not end well"),
-                Err(error) => tracing::warn!(%error, "a rendezvous did not end well"),
-            }
+        if let Some(running) = self.running.take() {
+            running.stop().await;
         }
     }
 }
@@ -214,10 +192,6 @@ impl RendezvousServer {
 impl Drop for RendezvousServer {
     fn drop(&mut self) {
         self.store.retire();
-        if self.task.is_some() {
-            // The order to stop is given by the call; its future only waits for the end.
-            drop(self.handle.stop(false));
-        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! The HTTPS listener of the head.
 
 use std::any::Any;
-use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use actix_http::{HttpService, TlsAcceptorConfig};
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, map_config};
 use actix_tls::accept::rustls_0_23::TlsStream;
-use actix_web::dev::{AppConfig, Extensions, Server, ServerHandle};
+use actix_web::dev::{AppConfig, Extensions, Server};
 use actix_web::middleware::from_fn;
 use actix_web::rt::net::TcpStream;
 use actix_web::{App, Resource, Route, web};
@@ -19,11 +18,10 @@ use kolo_transport::descriptors::{TooFewDescriptors, make_room};
 use kolo_transport::ids::ClusterId;
 use kolo_transport::tls::{self, ClientAuth, TlsError};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
 use super::api::HeadApi;
 use super::auth::BearerSecret;
-use super::connection::{self, Activity, Connections, Peer};
+use super::connection::{self, Activity, Connections, Peer, Running};
 use super::error::ApiError;
 use super::stores::JobStores;
 use super::{meet, openapi, routes};
@@ -102,50 +100,20 @@ pub(super) struct Api {
 }
 
 /// The running API. Dropping it closes the listener without waiting.
-pub struct HttpHandle {
-    address: SocketAddr,
-    handle: ServerHandle,
-    /// True once connections are to end.
-    close: watch::Sender<bool>,
-    task: Option<JoinHandle<io::Result<()>>>,
-}
-
-impl fmt::Debug for HttpHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpHandle")
-            .field("address", &self.address)
-            .finish_non_exhaustive()
-    }
-}
+#[derive(Debug)]
+pub struct HttpHandle(Running);
 
 impl HttpHandle {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.0.address()
     }
 
     /// Closes it: no connection is accepted any more, those that are open end with their requests, and are cut after a second.
     ///
     /// Cancel safe: it closes also if the future is dropped.
-    pub async fn stop(mut self) {
-        self.close.send_replace(true);
-        self.handle.stop(true).await;
-        if let Some(task) = self.task.take() {
-            match task.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "the HTTP API did not end well"),
-                Err(error) => tracing::warn!(%error, "the HTTP API did not end well"),
-            }
-        }
-    }
-}
-
-impl Drop for HttpHandle {
-    fn drop(&mut self) {
-        if self.task.is_some() {
-            // The order to stop is given by the call; its future only waits for the end.
-            drop(self.handle.stop(false));
-        }
+    pub async fn stop(self) {
+        self.0.stop().await;
     }
 }
 
@@ -225,15 +193,8 @@ pub fn serve_with(
         })
         .map_err(refuse)?
         .run();
-    let handle = server.handle();
-    let task = tokio::spawn(server);
     tracing::info!(%address, "the HTTP API listens");
-    Ok(HttpHandle {
-        address,
-        handle,
-        close,
-        task: Some(task),
-    })
+    Ok(HttpHandle(Running::new("api", address, server, close)))
 }
 
 fn remember_peer(stream: &dyn Any, data: &mut Extensions, cluster: ClusterId) {

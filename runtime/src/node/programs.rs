@@ -10,7 +10,7 @@ mod upload;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,6 +23,7 @@ use tokio::sync::Semaphore;
 
 use self::file::{Stamp, Verified, identify, is_final, lasting, verify};
 use self::upload::{UPLOAD_PREFIX, Upload};
+use crate::private_file;
 
 /// Uploads at the same time; more are asked to try again.
 const MAX_UPLOADS: usize = 8;
@@ -470,10 +471,7 @@ impl Drop for Room<'_> {
 }
 
 fn open_dir(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)?;
+    private_file::make_dir(dir)?;
     let metadata = fs::metadata(dir)?;
     if metadata.mode() & 0o022 != 0 {
         return Err(io::Error::new(

@@ -73,47 +73,6 @@ fn with_file(text: &str, args: &[&str]) -> Result<Loaded<Args>, String> {
 }
 
 #[test]
-fn the_file_is_under_the_flags_and_over_the_defaults() {
-    let text =
-        "state_dir = '/a'\nlease = '5s'\ncpus = 1.5\ncolour = 'green'\nresource = ['a=1', 'b=2']";
-    let args = with_file(text, &[]).unwrap().args;
-    assert_eq!(args.state_dir, "/a");
-    assert_eq!(args.lease, Duration::from_secs(5));
-    assert_eq!(args.cpus, Some(1.5));
-    assert_eq!(args.colour, Colour::Green);
-    assert_eq!(args.resources, ["a=1", "b=2"]);
-
-    let loaded = with_file(text, &["--lease", "7s", "--resource", "c=3"]).unwrap();
-    assert_eq!(loaded.args.lease, Duration::from_secs(7));
-    assert_eq!(loaded.args.resources, ["c=3"], "lists are not added up");
-    let origins: Vec<_> = loaded
-        .settings
-        .iter()
-        .map(|setting| setting.origin)
-        .collect();
-    assert_eq!(
-        origins,
-        [
-            Origin::File,
-            Origin::Flag,
-            Origin::File,
-            Origin::File,
-            Origin::Flag,
-            Origin::Environment
-        ]
-    );
-
-    let loaded = with_file("state_dir = '/a'\nsearch = 'never'", &[]).unwrap();
-    assert_eq!(
-        loaded.args.search,
-        std::env::var("PATH").ok(),
-        "the environment is over the file"
-    );
-    assert_eq!(loaded.args.lease, Duration::from_secs(3));
-    assert_eq!(loaded.settings[1].origin, Origin::Default);
-}
-
-#[test]
 fn a_table_is_a_list_of_names_and_values() {
     let text = "state_dir = '/a'\n[resource]\nfpga = 2\nlicence = 0.5";
     assert_eq!(

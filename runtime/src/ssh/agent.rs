@@ -224,10 +224,9 @@ async fn live(
     let mut ends = Ends::take(&kinds).map_err(|error| error.to_string())?;
     // In the background it ends nothing.
     let _hangup = signal(SignalKind::hangup()).map_err(|error| error.to_string())?;
-    let filter = EnvFilter::try_new(&order.log).unwrap_or_else(|_| EnvFilter::new("info"));
     drop(
         tracing_subscriber::fmt()
-            .with_env_filter(filter)
+            .with_env_filter(EnvFilter::new("info"))
             .with_writer(io::stderr)
             .with_ansi(false)
             .try_init(),
@@ -398,8 +397,7 @@ async fn start(order: &Order) -> Result<(Node, SocketAddr), String> {
     config.listen = default_listen(head);
     config.resources = NodeResources {
         cpus: Some(order.cpus),
-        gpus: order.gpus,
-        custom: order.custom.clone(),
+        ..NodeResources::default()
     };
     config.gpus_for_all = order.gpus_for_all;
     config.stop_timeout = Duration::from_millis(order.stop_timeout_ms);

@@ -535,10 +535,7 @@ async fn order<A: NodeAuthority>(
         hostname: place.host.host.clone(),
         cluster: head.cluster.to_string(),
         cpus: f64::from(place.host.slots),
-        gpus: options.gpus,
         gpus_for_all: options.gpus_for_all,
-        custom: options.resources.clone(),
-        log: options.log.clone(),
         lease_ms: (!options.detach).then(|| millis(options.lease())),
         // Its own error comes before the launcher loses patience.
         join_timeout_ms: millis(options.stall_timeout * 2 / 3),

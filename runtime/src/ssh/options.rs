@@ -1,6 +1,5 @@
 //! How hosts are brought up.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,14 +42,8 @@ pub struct SshOptions {
     pub drain_timeout: Option<Duration>,
     /// Whether nodes run on when the launcher ends. Default: no.
     pub detach: bool,
-    /// GPUs that each node declares. Default: what it finds.
-    pub gpus: Option<u32>,
     /// Whether each node is there for one job: see [`NodeConfig::gpus_for_all`](crate::NodeConfig::gpus_for_all). Default: no.
     pub gpus_for_all: bool,
-    /// Other resources that each node declares.
-    pub resources: BTreeMap<String, f64>,
-    /// What nodes log. Default: `info`.
-    pub log: String,
 }
 
 impl Default for SshOptions {
@@ -70,10 +63,7 @@ impl Default for SshOptions {
             stop_timeout: Duration::from_secs(60),
             drain_timeout: None,
             detach: false,
-            gpus: None,
             gpus_for_all: false,
-            resources: BTreeMap::new(),
-            log: "info".to_owned(),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! What launcher and host say to each other over ssh: lines, of which each side reads those with the mark only.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -26,17 +25,9 @@ pub(super) struct Order {
     pub(super) cluster: String,
     /// CPUs that the node offers: one for each slot.
     pub(super) cpus: f64,
-    /// GPUs, if they are not to be found.
-    #[serde(default)]
-    pub(super) gpus: Option<u32>,
     /// Whether a job that asks for no GPU may use all: the node is there for one job.
     #[serde(default)]
     pub(super) gpus_for_all: bool,
-    /// Other resources.
-    #[serde(default)]
-    pub(super) custom: BTreeMap<String, f64>,
-    /// What to log.
-    pub(super) log: String,
     /// How long the node lives without a word from the launcher. `None` lets it run on by itself.
     #[serde(default)]
     pub(super) lease_ms: Option<u64>,
@@ -309,10 +300,7 @@ mod tests {
             hostname: "a".to_owned(),
             cluster: "c".to_owned(),
             cpus: 1.0,
-            gpus: None,
             gpus_for_all: false,
-            custom: BTreeMap::new(),
-            log: "info".to_owned(),
             lease_ms: None,
             join_timeout_ms: 1,
             stop_timeout_ms: 1,

@@ -1,8 +1,8 @@
 //! What is kept in files: on a host, that a node runs there; on the launcher's machine, what was detached.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::is_folder_name;
 use crate::hosts::{HostSlots, Machine, parse_hosts};
+use crate::private_file;
 
 /// The folder for what programs of a user keep: `$XDG_STATE_HOME`, or `~/.local/state`.
 ///
@@ -32,11 +33,7 @@ pub fn state_home() -> Result<PathBuf, String> {
 }
 
 fn make_dir(path: &Path) -> Result<(), String> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|error| format!("{}: {error}", path.display()))
+    private_file::make_dir(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// The folder of a node on its host, by cluster and by the name of the host: a home folder may be shared by many hosts.
@@ -86,14 +83,7 @@ impl HostDir {
         make_dir(&self.0)?;
         let path = self.0.join("lock");
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(failed)?;
+        let mut file = private_file::open_lock(&path).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Whoever had it before has removed the folder meanwhile: nobody would find this lock.
             Ok(()) if !is_at(&file, &path) => self.lock(),
@@ -296,12 +286,7 @@ impl Launch {
         let failed =
             |path: &Path, error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         // It is held for as long as a small file takes to be written, and ends with its holder.
-        let _lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&lock)
+        let _lock = private_file::open_lock(&lock)
             .and_then(|file| {
                 flock(&file, FlockOperation::LockExclusive)?;
                 Ok(file)
@@ -317,7 +302,7 @@ impl Launch {
             .filter(|launch: &Self| !launch.hosts.is_empty() || launch.head_pid.is_some());
         if let Some(launch) = &after {
             let text = serde_json::to_vec_pretty(launch).map_err(|error| error.to_string())?;
-            crate::head::replace_file(&path, &text).map_err(|error| failed(&path, &error))?;
+            private_file::replace(&path, &text).map_err(|error| failed(&path, &error))?;
         } else if let Err(error) = fs::remove_file(&path)
             && error.kind() != std::io::ErrorKind::NotFound
         {

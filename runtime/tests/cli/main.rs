@@ -5,7 +5,6 @@
 mod cluster;
 mod environment;
 mod fake;
-mod grace;
 mod kolo;
 mod logs;
 mod plan;

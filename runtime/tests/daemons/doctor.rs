@@ -204,27 +204,6 @@ fn shared_memory_and_state_that_are_read_only_or_full_are_bad() {
             "remount,rw",
         ),
         (
-            "size=4k,mode=1777",
-            shm,
-            "shared memory",
-            "0 MiB",
-            "--shm-size",
-        ),
-        (
-            "size=4k,nr_inodes=1",
-            shm,
-            "shared memory",
-            "No space left",
-            "remove what dead",
-        ),
-        (
-            "ro",
-            home.path(),
-            "state folder",
-            "Read-only file system",
-            "remount,rw",
-        ),
-        (
             "nr_inodes=1",
             home.path(),
             "state folder",

@@ -44,33 +44,3 @@ fn a_job_without_gpus_sees_none_and_others_see_what_is_visible_here() {
     let own = ["--env", "CUDA_VISIBLE_DEVICES=6"];
     assert_eq!(seen(&site, &own), "<6> none\n");
 }
-
-#[test]
-fn what_is_there_twice_is_one_and_more_than_is_visible_is_refused() {
-    let site = Site::new(&[]);
-    let twice = node(&site, "twice", Some("0,0"), &[]);
-    let id = twice.ready()["node"].as_str().unwrap().to_owned();
-    assert_eq!(site.status_of(&id)["total"]["gpus"], 1);
-    let mut more = node(&site, "more", Some("0,1"), &["--gpus", "3"]);
-    assert!(!more.end().success());
-    more.says("gpus is 3, and CUDA_VISIBLE_DEVICES (`0,1`) shows 2; declare at most 2, or change the variable");
-}
-
-#[test]
-fn a_node_without_gpus_sets_nothing() {
-    let files = std::fs::read_dir("/dev").unwrap().flatten();
-    let mut names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-    let has_gpus = names.any(|name| {
-        name.strip_prefix("nvidia")
-            .is_some_and(|number| number.parse::<u32>().is_ok())
-    });
-    let site = Site::new(&[]);
-    let node = node(&site, "node", None, &[]);
-    node.ready();
-    let expected = if has_gpus {
-        "<> none\n"
-    } else {
-        "<unset> none\n"
-    };
-    assert_eq!(seen(&site, &["-n", "1"]), expected);
-}

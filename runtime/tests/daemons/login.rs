@@ -52,21 +52,3 @@ fn a_login_takes_the_place_of_what_it_can_not_give_back_only_if_it_is_told_to() 
         assert_ne!(identity(&dir), before);
     }
 }
-
-#[test]
-fn a_token_file_from_windows_is_taken() {
-    let site = Site::new(&[]);
-    let token = site.token("driver.token", &["--role", "driver"]);
-    let text = std::fs::read_to_string(&token).unwrap();
-    let windows = format!("\u{feff}  {}\r\n\r\n", text.trim());
-    std::fs::write(&token, windows).unwrap();
-    assert_eq!(
-        login(&site, &site.path("me"), &token, &[]),
-        (Some(0), String::new())
-    );
-    let node = site.token("node.token", &[]);
-    let text = std::fs::read_to_string(&node).unwrap();
-    std::fs::write(&node, format!("\u{feff}{}\r\n", text.trim())).unwrap();
-    site.node("node", &["--token-file", node.to_str().unwrap()])
-        .ready();
-}

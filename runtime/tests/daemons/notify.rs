@@ -153,23 +153,6 @@ fn both_daemons_tell_when_they_are_ready_well_reloading_and_stopping() {
     assert!(head.end().success());
 }
 
-#[test]
-fn a_manager_that_is_not_there_is_no_reason_to_fail() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut start = command(HEAD);
-    start
-        .arg("--state-dir")
-        .arg(dir.path())
-        .args(["--listen", "127.0.0.1:0", "--format", "json"])
-        .env("NOTIFY_SOCKET", "/no/such/socket")
-        .env("WATCHDOG_USEC", "100000");
-    let mut head = Daemon::spawn(start);
-    head.ready();
-    head.says("the service manager was not told");
-    head.signal(Signal::INT);
-    assert!(head.end().success());
-}
-
 /// Certificates that were put into the folder by somebody else are taken at a SIGHUP.
 #[test]
 fn a_node_takes_a_certificate_that_was_put_into_its_folder() {

@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::servers::{Launched, Servers, gone, is_running, node_pids, skipped, soon, texts};
+use crate::servers::{Launched, Servers, gone, is_running, node_pids, on, soon, texts};
 
 /// Runs a command that ends by itself with success; what it prints as JSON.
 #[track_caller]
@@ -36,10 +36,9 @@ fn head_pid(servers: &Servers) -> u32 {
 
 #[test]
 fn a_node_is_one_by_whatever_name_its_host_is_given() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let config = servers.dir().join("config");
     let text = fs::read_to_string(&config).unwrap();
     let other = text.replace(
@@ -52,8 +51,7 @@ fn a_node_is_one_by_whatever_name_its_host_is_given() {
     let pid = node_pids(&up)[0];
     let again = |hosts: &str| {
         let mut again = servers.up(&["--detach", "--hosts", hosts]);
-        again.env("KOLO_HEAD", up["head"].as_str().unwrap());
-        again.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+        on(&mut again, &up);
         again
     };
     // It is the same by its spelling, and by what its host says.
@@ -79,17 +77,15 @@ fn a_node_is_one_by_whatever_name_its_host_is_given() {
 
 #[test]
 fn a_detached_launch_runs_on_until_it_is_taken_down() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let up = json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
     let (pids, head) = (node_pids(&up), head_pid(&servers));
     assert!(pids.iter().all(|pid| is_running(*pid)) && is_running(head));
     // A second time nothing is started.
     let mut again = servers.up(&["--detach", "--hosts", &servers.hosts()]);
-    again.env("KOLO_HEAD", up["head"].as_str().unwrap());
-    again.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+    on(&mut again, &up);
     let second = json(&mut again);
     for (first, second) in up["nodes"]
         .as_array()
@@ -124,10 +120,9 @@ fn a_detached_launch_runs_on_until_it_is_taken_down() {
 
 #[test]
 fn a_node_that_hangs_is_ended_by_force() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let up = json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
     let pid = node_pids(&up)[0];
     crate::servers::signal(pid, Signal::STOP);
@@ -144,10 +139,9 @@ fn a_node_that_hangs_is_ended_by_force() {
 
 #[test]
 fn a_detached_launch_that_fails_leaves_nothing() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let hosts = format!("{},127.0.0.99:1", servers.hosts());
     let output = servers
         .up(&["--detach", "--hosts", &hosts])
@@ -167,8 +161,7 @@ fn a_detached_launch_that_fails_leaves_nothing() {
 fn job(servers: &Servers, up: &Value, started: &std::path::Path, script: &str) -> Launched {
     let script = format!("touch '{}'; {script}", started.display());
     let mut command = servers.kolo(&["run", "-n", "1", "--", "/bin/sh", "-c", &script]);
-    command.env("KOLO_HEAD", up["head"].as_str().unwrap());
-    command.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+    on(&mut command, up);
     let job = Launched::start(command);
     soon("the job to run", || started.exists().then_some(()));
     job
@@ -176,10 +169,9 @@ fn job(servers: &Servers, up: &Value, started: &std::path::Path, script: &str) -
 
 #[test]
 fn jobs_are_stopped_at_once_or_waited_for_if_that_is_asked_for() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let (started, go) = (servers.dir().join("started"), servers.dir().join("go"));
     let up = || json(&mut servers.up(&["--detach", "--hosts", &servers.hosts()]));
     let first = up();
@@ -196,8 +188,7 @@ fn jobs_are_stopped_at_once_or_waited_for_if_that_is_asked_for() {
     let mut ending = Launched::start(down(&servers, &["--drain-timeout", "600"]));
     soon("the node to take no more jobs", || {
         let mut status = servers.kolo(&["--format", "json", "status"]);
-        status.env("KOLO_HEAD", second["head"].as_str().unwrap());
-        status.env("KOLO_CREDENTIALS", second["credentials"].as_str().unwrap());
+        on(&mut status, &second);
         let text = texts(&status.output().unwrap()).0;
         text.contains("\"draining\": true").then_some(())
     });
@@ -245,10 +236,9 @@ fn stuck_launch(servers: &Servers) -> Launched {
 
 #[test]
 fn a_detached_launch_that_is_interrupted_ends_what_it_has_started() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let _stuck = stuck(&servers);
     let mut launch = stuck_launch(&servers);
     let head = head_pid(&servers);
@@ -274,10 +264,9 @@ fn with_argument(part: &str) -> usize {
 
 #[test]
 fn a_head_whose_launcher_is_killed_before_it_is_on_record_ends() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     // Beside this kolo is a head that never gets to tell that it is ready.
     let bin = servers.dir().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -312,10 +301,9 @@ fn a_head_whose_launcher_is_killed_before_it_is_on_record_ends() {
 
 #[test]
 fn what_a_killed_detached_launch_has_left_is_on_record() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let _stuck = stuck(&servers);
     let mut launch = stuck_launch(&servers);
     let head = head_pid(&servers);

@@ -2,14 +2,13 @@
 
 use std::fs;
 
-use crate::servers::{Servers, executable, is_running, skipped, texts};
+use crate::servers::{Servers, executable, is_running, texts};
 
 #[test]
 fn three_hosts_come_up_and_what_is_wrong_with_each_is_told_at_once() {
-    if skipped() {
+    let Some(servers) = Servers::start(4) else {
         return;
-    }
-    let servers = Servers::start(4);
+    };
     // The third has another key than the one that is known, the fourth lets nobody in.
     let known = servers.dir().join("known_hosts");
     let text = fs::read_to_string(&known).unwrap();
@@ -53,10 +52,9 @@ fn three_hosts_come_up_and_what_is_wrong_with_each_is_told_at_once() {
 
 #[test]
 fn a_host_without_the_program_gets_it_once() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     // Without its debug information it is a tenth of the size.
     let small = servers.dir().join("kolo-node");
     let stripped = std::process::Command::new("strip")
@@ -96,10 +94,9 @@ fn a_host_without_the_program_gets_it_once() {
 
 #[test]
 fn a_program_that_can_not_run_there_or_is_another_version_is_told_with_what_to_do() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let fake = servers.dir().join("it's a $(fake) kolo-node");
     let run = |text: &str| {
         executable(&fake, text);
@@ -136,10 +133,9 @@ fn a_program_that_can_not_run_there_or_is_another_version_is_told_with_what_to_d
 
 #[test]
 fn names_of_ssh_config_users_ports_and_keys_are_honoured() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let mut launch = servers.launch(&["--hosts", "alias2:3"]);
     let up = launch.ready();
     assert_eq!(up["nodes"][0]["host"], "alias2");
@@ -182,10 +178,9 @@ fn names_of_ssh_config_users_ports_and_keys_are_honoured() {
 
 #[test]
 fn a_machine_with_two_names_is_told_once_it_is_reached() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     // Names that ssh_config alone knows: what they lead to is seen when they are there.
     for hosts in ["alias2:1,alias3:1", "localhost:1,alias3:1"] {
         let (first, second) = hosts.split_once(',').unwrap();
@@ -252,35 +247,4 @@ fn this_machine_needs_no_ssh() {
         err.contains("`localhost` in entry 1 and `127.0.0.1` in entry 2 are one machine"),
         "{err}"
     );
-}
-
-#[test]
-fn wrong_lists_are_refused_before_anything_is_tried() {
-    let dir = tempfile::tempdir().unwrap();
-    let run = |args: &[&str]| {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_kolo"))
-            .arg("up")
-            .args(args)
-            .env("HOME", dir.path())
-            .env_remove("KOLO_HEAD")
-            .output()
-            .unwrap();
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        texts(&output).1
-    };
-    let file = dir.path().join("hosts");
-    let path = file.to_str().unwrap();
-    fs::write(&file, "a slots=2\n# b\nA slots=1\n").unwrap();
-    let err = run(&["--hostfile", path]);
-    assert!(
-        err.contains(&format!(
-            "{path}: `a` in line 1 and `A` in line 3 are one machine"
-        )),
-        "{err}"
-    );
-    fs::write(&file, "a slots=2\nb\n").unwrap();
-    assert!(run(&["--hostfile", path]).contains("line 2, `b`, has no `slots=N`"));
-    assert!(run(&["--hosts", "a:2,a:2"]).contains("in entry 2 are one machine"));
-    assert!(run(&["--hosts", "a:0"]).contains("no host in it has a slot"));
-    assert!(run(&[]).contains("no hosts are given"));
 }

@@ -7,7 +7,7 @@ use std::process::{ChildStdout, Command};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::servers::{Launched, Servers, gone, is_running, node_pids, skipped, texts};
+use crate::servers::{Launched, Servers, gone, is_running, node_pids, on, texts};
 
 /// Tells its process and that of a child that has left its session, and is deaf to `TERM`.
 const STAYS: &str = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 0.1; done' & \
@@ -46,8 +46,7 @@ impl Job {
     /// On the cluster that a launch tells of.
     pub(crate) fn on(servers: &Servers, up: &Value, workers: usize) -> Self {
         let mut kolo = servers.kolo(&["run", "-n", &workers.to_string()]);
-        kolo.env("KOLO_HEAD", up["head"].as_str().unwrap());
-        kolo.env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap());
+        on(&mut kolo, up);
         Self::start(kolo, workers)
     }
 
@@ -84,10 +83,9 @@ fn goes_down(servers: &Servers, args: &[&str]) {
 
 #[test]
 fn hosts_that_are_taken_down_leave_nothing_of_the_job_that_runs_there() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     // The job is deaf, so it outlives its drain, and is killed after its grace or at once.
     for args in [&[][..], &["--drain-timeout", "0.2"], &["--force"]] {
         let job = Job::on(&servers, &up(&servers), 3);
@@ -102,10 +100,9 @@ fn hosts_that_are_taken_down_leave_nothing_of_the_job_that_runs_there() {
 
 #[test]
 fn one_host_that_is_taken_down_ends_the_job_on_the_other_too() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let up = up(&servers);
     let mut job = Job::on(&servers, &up, 3);
     let output = servers.kolo(&["down", "--hosts", "127.0.0.3:1"]).output();
@@ -127,10 +124,9 @@ fn run_on_hosts(servers: &Servers) -> Job {
 
 #[test]
 fn a_killed_launcher_of_a_job_on_hosts_of_its_own_leaves_nothing() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let mut job = run_on_hosts(&servers);
     job.kolo.signal(Signal::KILL);
     job.kolo.wait();

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::detached::{down, json, stuck};
-use crate::servers::{Launched, Servers, gone, is_running, node_pids, skipped, soon, texts};
+use crate::servers::{Launched, Servers, gone, is_running, node_pids, soon, texts};
 
 /// A cluster that is there before any launch.
 struct Cluster {
@@ -69,10 +69,9 @@ impl Cluster {
 
 #[test]
 fn nodes_join_a_cluster_that_is_there() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let mut cluster = Cluster::start(&servers);
     // One stays for as long as its launcher, one runs on.
     let mut launch = Launched::start(cluster.with(servers.up(&["--hosts", "127.0.0.2:1"])));
@@ -102,10 +101,9 @@ fn nodes_join_a_cluster_that_is_there() {
 
 #[test]
 fn a_launch_on_a_cluster_that_fails_leaves_the_record_as_it_was() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let cluster = Cluster::start(&servers);
     json(&mut cluster.with(servers.up(&["--detach", "--hosts", "127.0.0.2:1"])));
     let hosts = format!("{},127.0.0.99:1", servers.hosts());
@@ -127,10 +125,9 @@ fn a_launch_on_a_cluster_that_fails_leaves_the_record_as_it_was() {
 
 #[test]
 fn a_node_that_can_not_be_ended_when_its_launch_fails_stays_on_record() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let cluster = Cluster::start(&servers);
     let stuck = stuck(&servers);
     let mut launch = Launched::start(cluster.with(servers.up(&[
@@ -168,10 +165,9 @@ fn a_node_that_can_not_be_ended_when_its_launch_fails_stays_on_record() {
 
 #[test]
 fn a_host_that_can_not_be_reached_any_more_is_given_up_and_its_node_is_out() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let cluster = Cluster::start(&servers);
     let up = json(&mut cluster.with(servers.up(&["--detach", "--hosts", &servers.hosts()])));
     let node = up["nodes"][1]["node"].as_str().unwrap();
@@ -218,10 +214,9 @@ fn a_host_that_can_not_be_reached_any_more_is_given_up_and_its_node_is_out() {
 
 #[test]
 fn a_node_can_not_be_given_up_while_the_head_is_away() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let mut cluster = Cluster::start(&servers);
     let up = json(&mut cluster.with(servers.up(&["--detach", "--hosts", &servers.hosts()])));
     servers.lose(0);

@@ -5,51 +5,36 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
-use crate::servers::{Servers, gone, is_running, node_pids, skipped, soon, texts};
+use crate::servers::{Servers, gone, is_running, node_pids, on, soon, texts};
 
 #[test]
 fn nodes_are_seen_by_the_head_and_end_with_the_launch() {
-    if skipped() {
+    let Some(servers) = Servers::start(3) else {
         return;
-    }
-    let servers = Servers::start(3);
+    };
     let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
     let up = launch.ready();
-    let status = servers
-        .kolo(&["--format", "json", "status"])
-        .env("KOLO_HEAD", up["head"].as_str().unwrap())
-        .env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap())
-        .output()
-        .unwrap();
+    let mut status = servers.kolo(&["--format", "json", "status"]);
+    let status = on(&mut status, &up).output().unwrap();
     let (out, err) = texts(&status);
     let status: serde_json::Value = serde_json::from_str(&out).expect(&err);
-    let mut nodes: Vec<(String, String)> = status["nodes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|node| {
-            let text = node.to_string();
-            assert_eq!(node["alive"], true, "{text}");
-            (
-                node["hostname"].as_str().unwrap().to_owned(),
-                node["node"].as_str().unwrap().to_owned(),
-            )
-        })
-        .collect();
-    nodes.sort();
-    let mut told: Vec<(String, String)> = up["nodes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|node| {
-            (
-                node["host"].as_str().unwrap().to_owned(),
-                node["node"].as_str().unwrap().to_owned(),
-            )
-        })
-        .collect();
-    told.sort();
-    assert_eq!(nodes, told);
+    let names = |nodes: &serde_json::Value, host: &str| {
+        let nodes = nodes.as_array().unwrap().iter();
+        let mut names: Vec<(String, String)> = nodes
+            .map(|node| {
+                let text = |key: &str| node[key].as_str().unwrap().to_owned();
+                (text(host), text("node"))
+            })
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        names(&status["nodes"], "hostname"),
+        names(&up["nodes"], "host")
+    );
+    let nodes = status["nodes"].as_array().unwrap();
+    assert!(nodes.iter().all(|node| node["alive"] == true), "{status}");
     for pid in node_pids(&up) {
         // Nothing that is secret is where others can read it.
         for file in ["cmdline", "environ"] {
@@ -76,10 +61,9 @@ fn heads(servers: &Servers) -> usize {
 
 #[test]
 fn a_launcher_that_is_killed_leaves_nothing() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
     let up = launch.ready();
     let start = Instant::now();
@@ -106,10 +90,9 @@ fn a_launcher_that_is_killed_leaves_nothing() {
 
 #[test]
 fn a_node_that_hears_nothing_any_more_leaves_after_its_lease() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let mut launch = servers.launch(&["--hosts", &servers.hosts(), "--lease", "1"]);
     let pid = node_pids(&launch.ready())[0];
     servers.freeze(0);
@@ -119,10 +102,9 @@ fn a_node_that_hears_nothing_any_more_leaves_after_its_lease() {
 
 #[test]
 fn a_node_that_dies_is_told() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
     let pids = node_pids(&launch.ready());
     crate::servers::signal(pids[1], Signal::KILL);
@@ -138,10 +120,9 @@ fn a_node_that_dies_is_told() {
 
 #[test]
 fn a_launch_that_is_given_up_half_way_leaves_nothing() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     // It never gets to its order: its version takes for ever.
     let slow = servers.dir().join("slow");
     let pidfile = servers.dir().join("slow.pid");
@@ -169,10 +150,9 @@ fn a_launch_that_is_given_up_half_way_leaves_nothing() {
 
 #[test]
 fn a_host_that_says_nothing_is_given_up() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let slow = servers.dir().join("slow");
     crate::servers::executable(&slow, "#!/bin/sh\nexec sleep 20\n");
     let mut command = servers.kolo(&["up", "--hosts", &servers.hosts()]);

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use rustix::process::Signal;
 
-use super::servers::{Launched, Servers, skipped};
+use super::servers::{Launched, Servers, on};
 
 fn run(servers: &Servers, script: &str) -> Output {
     let hosts = servers.hosts();
@@ -27,10 +27,9 @@ fn run(servers: &Servers, script: &str) -> Output {
 
 #[test]
 fn a_program_runs_on_hosts_in_their_order_and_no_node_is_left() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let out = run(
         &servers,
         "echo $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $KOLO_HOSTNAME",
@@ -62,10 +61,9 @@ fn a_program_runs_on_hosts_in_their_order_and_no_node_is_left() {
 
 #[test]
 fn hosts_over_ssh_get_what_is_passed_and_ranks_of_their_own() {
-    if skipped() {
+    let Some(servers) = Servers::start(1) else {
         return;
-    }
-    let servers = Servers::start(1);
+    };
     let node = env!("CARGO_BIN_EXE_kolo-node");
     let script = "echo $RANK/$WORLD_SIZE $MINE ${SLURM_PROCID-none}";
     let args = ["run", "-H", "127.0.0.2:2", "--remote-program", node];
@@ -98,10 +96,9 @@ fn hosts_over_ssh_get_what_is_passed_and_ranks_of_their_own() {
 
 #[test]
 fn a_dry_run_asks_the_hosts_refuses_what_a_run_refuses_and_leaves_nothing() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let hosts = servers.hosts();
     let kolo = |args: &[&str]| {
         let node = env!("CARGO_BIN_EXE_kolo-node");
@@ -149,10 +146,9 @@ fn a_dry_run_asks_the_hosts_refuses_what_a_run_refuses_and_leaves_nothing() {
 
 #[test]
 fn hosts_that_a_script_tells_join_and_leave_while_the_job_runs() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let hosts = servers.dir().join("hosts");
     let put = |text: &str| {
         let new = servers.dir().join("hosts.new");
@@ -212,19 +208,14 @@ fn hosts_that_a_script_tells_join_and_leave_while_the_job_runs() {
 
 #[test]
 fn hosts_are_nodes_of_the_cluster_that_is_given_in_their_order() {
-    if skipped() {
+    let Some(servers) = Servers::start(2) else {
         return;
-    }
-    let servers = Servers::start(2);
+    };
     let mut launch = servers.launch(&["--hosts", &servers.hosts()]);
     let up = launch.ready();
     let run = |args: &[&str]| {
-        let out = servers
-            .kolo(&[&["run", "--prefix", "none"], args].concat())
-            .env("KOLO_HEAD", up["head"].as_str().unwrap())
-            .env("KOLO_CREDENTIALS", up["credentials"].as_str().unwrap())
-            .output()
-            .unwrap();
+        let mut kolo = servers.kolo(&[&["run", "--prefix", "none"], args].concat());
+        let out = on(&mut kolo, &up).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         let mut lines: Vec<String> = text(out.stdout).lines().map(str::to_owned).collect();
         lines.sort();

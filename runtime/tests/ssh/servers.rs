@@ -22,7 +22,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Tells why a test does nothing, if it can't do anything.
-pub(crate) fn skipped() -> bool {
+fn skipped() -> bool {
     let there = Path::new(SSHD).exists() && Command::new("ssh").arg("-V").output().is_ok();
     if !there {
         eprintln!("skipped: there is no {SSHD} or no ssh; install openssh-server to run this test");
@@ -60,17 +60,18 @@ fn keygen(path: &Path) {
 }
 
 impl Servers {
-    pub(crate) fn start(count: u8) -> Self {
+    /// So many servers; none if there is no ssh here, which is told.
+    pub(crate) fn start(count: u8) -> Option<Self> {
         let places = (0..count).map(|number| (format!("127.0.0.{}", number + 2), None));
-        Self::at(places.collect(), None)
+        (!skipped()).then(|| Self::at(places.collect(), None))
     }
 
     /// A server on each of these hosts of a lab, at this address; the launcher is on a host, too.
-    pub(crate) fn on_lab(launcher: &Host, hosts: &[(Host, String)]) -> Self {
+    pub(crate) fn on_lab(launcher: &Host, hosts: &[(Host, String)]) -> Option<Self> {
         let places = hosts
             .iter()
             .map(|(host, address)| (address.clone(), Some(host.clone())));
-        Self::at(places.collect(), Some(launcher.clone()))
+        (!skipped()).then(|| Self::at(places.collect(), Some(launcher.clone())))
     }
 
     fn at(places: Vec<(String, Option<Host>)>, launcher: Option<Host>) -> Self {
@@ -507,6 +508,14 @@ fn tree(root: u32) -> Vec<u32> {
         next += 1;
     }
     all
+}
+
+/// Has a command use the cluster that a launch tells of.
+pub(crate) fn on<'a>(command: &'a mut Command, up: &Value) -> &'a mut Command {
+    let text = |key: &str| up[key].as_str().unwrap().to_owned();
+    command
+        .env("KOLO_HEAD", text("head"))
+        .env("KOLO_CREDENTIALS", text("credentials"))
 }
 
 /// The ids of the processes of the nodes that a launch tells of.

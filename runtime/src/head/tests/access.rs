@@ -9,12 +9,10 @@ use kolo_transport::wire::{
     HeadReply, HeadRequest, InterfacesQuery, JobState, NodeEvent, NodeNetwork, RefusalKind,
     Shortage,
 };
-use kolo_transport::{
-    CloseCode, ConnectionLost, FrameError, JoinError, JoinToken, RandomId as _, join,
-};
+use kolo_transport::{CloseCode, FrameError, JoinError, JoinToken, RandomId as _, join};
 use serde::Serialize;
 
-use super::fake::{Driver, FakeNode, Member, config, introduction, pack, soon, submit};
+use super::fake::{Driver, Member, config, introduction, pack, soon, submit};
 use crate::head::{Head, HeadConfig, HeadError};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -269,38 +267,4 @@ async fn wrong_settings_are_refused() {
     let error = Head::start(taken).await.unwrap_err();
     assert!(matches!(error, HeadError::Bind(_)), "{error}");
     head.stop().await;
-}
-
-#[tokio::test]
-async fn two_heads_live_in_one_process() {
-    let (one, two) = (
-        Head::start(config()).await.unwrap(),
-        Head::start(config()).await.unwrap(),
-    );
-    assert_ne!(one.cluster(), two.cluster());
-    let node = FakeNode::good(&two, 1).await;
-    two.wait_for_nodes(1, HOUR).await.unwrap();
-    let error = one
-        .wait_for_nodes(1, Duration::from_millis(10))
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.starts_with("0 of 1 nodes registered within 10ms"),
-        "{error}"
-    );
-    one.stop().await;
-    assert!(!node.member.connection.is_closed());
-    two.stop().await;
-    let lost = soon(node.member.connection.closed()).await;
-    assert!(
-        matches!(
-            lost,
-            ConnectionLost::Closed {
-                code: CloseCode::Shutdown,
-                ..
-            }
-        ),
-        "{lost}"
-    );
 }
