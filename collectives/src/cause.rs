@@ -5,13 +5,13 @@
 
 mod wire;
 
+use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
 
 pub(crate) use self::wire::cut;
 use crate::error::CollectiveError;
-use crate::lane::LaneError;
 use crate::stall::Missing;
 
 /// Why a rank gave up.
@@ -164,27 +164,21 @@ impl Cause {
         }
     }
 
-    /// Why `me` has no link to `peer`, of the group's ranks, whose numbers in the job are the second of each pair. `dials` says
-    /// that it is `me` who has tried to make it.
+    /// Why rank `own` of the job has no link to `peer` of the group, which is `theirs` in the job. `dials` says that `own` has tried
+    /// to make it.
     pub(crate) fn unlinked(
-        error: &LaneError,
-        (me, own): (Rank, Rank),
+        error: &impl fmt::Display,
+        own: Rank,
         (peer, theirs): (Rank, Rank),
         dials: bool,
     ) -> Self {
-        match error {
-            LaneError::NoDescriptors { rank, .. } => Self::Failed {
-                rank: if *rank == own { me } else { peer },
-                reason: error.to_string(),
-            },
-            // Others hear of it, too, and don't know who it was.
-            _ => Self::Connect {
-                rank: peer,
-                reason: format!(
-                    "{error} (rank {} has tried)",
-                    if dials { own } else { theirs }
-                ),
-            },
+        // Others hear of it, too, and don't know which rank it was.
+        Self::Connect {
+            rank: peer,
+            reason: format!(
+                "{error} (rank {} has tried)",
+                if dials { own } else { theirs }
+            ),
         }
     }
 

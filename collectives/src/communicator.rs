@@ -9,12 +9,12 @@ use kolo_transport::wire::GenerationTable;
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId};
+use crate::group::Family;
+use crate::group_id::GroupId;
 use crate::inner::Inner;
 use crate::lane::{Connector, Lane, LaneError, LinkHello};
 use crate::operation::Tag;
 use crate::options::Options;
-use crate::peers::Leaving;
 use crate::record::{Counters, Record};
 use crate::schedule::{Layout, Tuning};
 use crate::stall::StallReport;
@@ -53,8 +53,6 @@ use crate::stall::StallReport;
 pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
     pub(crate) options: Options,
-    /// Goes after the last of them; tasks of the runtime may have what is in `inner` for a while longer.
-    pub(crate) leaving: Option<Arc<Leaving>>,
 }
 
 /// Where lanes that peers made are handed in. Does not keep the communicator alive.
@@ -88,19 +86,7 @@ impl Acceptor {
         rank: Rank,
         lane: Box<dyn Lane>,
     ) -> Result<(), LaneError> {
-        self.hand_in(group, rank, Ok(lane))
-    }
-
-    /// Says that `rank` has tried to make a lane for the group, and why there is none. An operation that waits for it ends, with
-    /// an error that says so: its counterpart on the other rank has failed, too, and who has no lane can't tell.
-    ///
-    /// What the peer only tries again needs not to be said.
-    ///
-    /// # Errors
-    ///
-    /// As [`Acceptor::accept_group`].
-    pub fn refused(&self, group: GroupId, rank: Rank, why: LaneError) -> Result<(), LaneError> {
-        self.hand_in(group, rank, Err(why))
+        self.family()?.accept(group, rank, lane)
     }
 
     /// Says that `rank`, which is lower than this one, asks for the link to it in the group, which is this rank's to make: see
@@ -111,15 +97,6 @@ impl Acceptor {
     /// As [`Acceptor::accept`], and [`LaneError::Refused`] if the rank is not lower, or too many of its links wait for groups already.
     pub fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
         self.family()?.requested(group, rank)
-    }
-
-    fn hand_in(
-        &self,
-        group: GroupId,
-        rank: Rank,
-        lane: Result<Box<dyn Lane>, LaneError>,
-    ) -> Result<(), LaneError> {
-        self.family()?.accept(group, rank, lane)
     }
 
     fn family(&self) -> Result<Arc<Family>, LaneError> {
@@ -150,21 +127,6 @@ impl fmt::Debug for Communicator {
 /// Most ranks of a world. Each takes about 1 KB of memory on every rank.
 const MOST_RANKS: u32 = 1 << 20;
 
-/// Whether a rank is one of so many. If not, why.
-pub(crate) fn check_world(rank: Rank, world_size: u32) -> Result<(), String> {
-    if world_size > MOST_RANKS {
-        return Err(format!(
-            "a world of {world_size} ranks: there can be {MOST_RANKS} at most"
-        ));
-    }
-    if rank.0 >= world_size {
-        return Err(format!(
-            "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
-        ));
-    }
-    Ok(())
-}
-
 impl Communicator {
     /// A communicator for `rank` of `world_size` ranks. Makes no link yet: that happens at first use, through
     /// `connector` (to lower ranks) and [`Communicator::acceptor`] (from higher ones).
@@ -183,7 +145,17 @@ impl Communicator {
         connector: Arc<dyn Connector>,
         handle: Handle,
     ) -> Result<Self, CollectiveError> {
-        check_world(rank, world_size).map_err(|reason| CollectiveError::Invalid { reason })?;
+        let invalid = |reason| Err(CollectiveError::Invalid { reason });
+        if world_size > MOST_RANKS {
+            return invalid(format!(
+                "a world of {world_size} ranks: there can be {MOST_RANKS} at most"
+            ));
+        }
+        if rank.0 >= world_size {
+            return invalid(format!(
+                "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
+            ));
+        }
         let family = Family::new((rank.0, world_size), generation, job, connector, handle);
         Ok(Self::of(Inner::root(family)))
     }
@@ -192,7 +164,6 @@ impl Communicator {
         Self {
             inner,
             options: Options::default(),
-            leaving: None,
         }
     }
 
@@ -202,7 +173,6 @@ impl Communicator {
         Self {
             inner: Arc::clone(&self.inner),
             options,
-            leaving: self.leaving.clone(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_transport::direct::looker;
 use kolo_transport::ids::{Generation, Rank};
@@ -10,7 +10,7 @@ use kolo_transport::ids::{Generation, Rank};
 use crate::blocking::processors;
 use crate::cause::Cause;
 use crate::header::{Data, Header};
-use crate::lane::{DEPARTURE, Departure, LOOK, LaneError};
+use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::{Operation, Tag};
 use crate::schedule::{Action, Choices, Layout, Schedule, Tuning};
@@ -23,6 +23,12 @@ mod shared;
 
 pub(crate) use data::{element_size, finish_of};
 
+/// Longest that a thread is held until last words have left: a peer may not let them through.
+pub(crate) const DEPARTURE: Duration = Duration::from_millis(10);
+
+/// The time between two looks whether last words have left.
+pub(crate) const LOOK: Duration = Duration::from_micros(50);
+
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Progress {
@@ -34,7 +40,7 @@ pub(crate) struct Progress {
 /// The links on which last words wait.
 #[derive(Debug)]
 pub(crate) struct LastWords {
-    links: Vec<(u32, Departure)>,
+    links: Vec<u32>,
     /// The rank that is not there, because of which this one leaves.
     culprit: Option<Rank>,
 }
@@ -46,8 +52,7 @@ impl LastWords {
         &mut self,
         mut needs_none: impl FnMut(u32, Option<Rank>) -> bool,
     ) -> bool {
-        self.links
-            .retain(|(peer, _)| !needs_none(*peer, self.culprit));
+        self.links.retain(|peer| !needs_none(*peer, self.culprit));
         self.links.is_empty()
     }
 }
@@ -280,7 +285,7 @@ impl Engine {
             .filter(|(peer, link)| {
                 culprit != Some(Rank(*peer)) && (link.has_backlog() || link.is_leaving())
             })
-            .map(|(peer, link)| (peer, Departure::new(link.departures())))
+            .map(|(peer, _)| peer)
             .collect();
         LastWords { links, culprit }
     }
@@ -288,18 +293,18 @@ impl Engine {
     /// There are some on the new link to a peer, too.
     pub(crate) fn more_last_words(&self, words: &mut LastWords, peer: u32) {
         let link = &self.links[peer as usize];
-        words.links.retain(|(other, _)| *other != peer);
+        words.links.retain(|other| *other != peer);
         if link.has_backlog() {
-            words.links.push((peer, Departure::new(link.departures())));
+            words.links.push(peer);
         }
     }
 
     /// Writes as much of them as goes. Returns whether all have left this process, or can't.
     pub(crate) fn have_left(&mut self, words: &mut LastWords) -> bool {
         self.flush_now();
-        words.links.retain_mut(|(peer, departure)| {
+        words.links.retain(|peer| {
             let link = &self.links[*peer as usize];
-            !departure.is_over(link.departures()) || link.has_backlog() || link.is_leaving()
+            link.has_backlog() || link.is_leaving()
         });
         words.links.is_empty()
     }

@@ -13,6 +13,8 @@ use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
+pub use crate::group_id::GroupId;
+pub(crate) use crate::group_id::Kind;
 use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
 use crate::link::Link;
 use crate::operation::Tag;
@@ -23,53 +25,6 @@ use parked::Room;
 
 /// Groups that are known to have been here. Of those before nobody makes a link any more.
 const MAX_GONE: usize = 1 << 16;
-
-/// Which group of a job and a generation: the same number on all its members.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub u64);
-
-impl GroupId {
-    /// The group of all ranks.
-    pub const WORLD: Self = Self(0);
-
-    /// The id of a group that is made out of this one, the n-th of its kind with these members.
-    pub(crate) fn child(self, what: Kind, count: u64, members: &[u32]) -> Self {
-        // FNV-1a, with a last mix: members agree because they hash the same, and 64 bits don't collide by chance.
-        let words = [self.0, what as u64, count]
-            .into_iter()
-            .chain(members.iter().map(|member| u64::from(*member)));
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        for byte in words.flat_map(u64::to_le_bytes) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-        hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        hash ^= hash >> 33;
-        Self(hash.max(1))
-    }
-}
-
-impl fmt::Display for GroupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::WORLD {
-            f.write_str("all ranks")
-        } else {
-            write!(f, "group {:08x}", self.0 >> 32)
-        }
-    }
-}
-
-/// What a group is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A user's.
-    Members = 1,
-    /// One rank sends to one other.
-    Pair = 2,
-    /// Links over which names are negotiated.
-    Names = 3,
-    /// Operations whose order was negotiated.
-    Negotiated = 4,
-}
 
 /// Something that has links of its own.
 pub(crate) trait Member: Send + Sync {
@@ -319,23 +274,23 @@ impl Family {
         }
     }
 
-    /// A peer has made a lane, or has tried to.
+    /// A peer has made a lane.
     pub(crate) fn accept(
         self: &Arc<Self>,
         group: GroupId,
         rank: Rank,
-        lane: Result<Box<dyn Lane>, LaneError>,
+        lane: Box<dyn Lane>,
     ) -> Result<(), LaneError> {
         self.check(rank)?;
         if rank.0 < self.me {
             // Links to lower ranks are this one's to make. One that could not ask for its own, or too early, tries again.
-            if let Err(error) = lane.and_then(|_| self.requested(group, rank)) {
+            if let Err(error) = self.requested(group, rank) {
                 tracing::debug!(%rank, %error, "a link that is asked for is not made");
             }
             return Ok(());
         }
         self.make_if_child(group, rank);
-        self.take_in(group, rank.0, lane.map(Link::over).map(Box::new), true)
+        self.take_in(group, rank.0, Ok(Box::new(Link::over(lane))), true)
     }
 
     /// A link is there for a group, or will not be. It waits if the group is not made yet.
@@ -534,29 +489,5 @@ impl Family {
         let state = self.lock();
         let (of, error) = state.failure.as_ref()?;
         (*of == call).then(|| error.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_depend_on_everything() {
-        let id = |parent, what, count, members: &[u32]| GroupId(parent).child(what, count, members);
-        let one = id(0, Kind::Members, 1, &[0, 1]);
-        assert_eq!(one, id(0, Kind::Members, 1, &[0, 1]));
-        for other in [
-            id(5, Kind::Members, 1, &[0, 1]),
-            id(0, Kind::Pair, 1, &[0, 1]),
-            id(0, Kind::Members, 2, &[0, 1]),
-            id(0, Kind::Members, 1, &[1, 0]),
-            id(0, Kind::Members, 1, &[0, 1, 2]),
-            GroupId::WORLD,
-        ] {
-            assert_ne!(one, other);
-        }
-        assert_eq!(GroupId::WORLD.to_string(), "all ranks");
-        assert!(one.to_string().starts_with("group "));
     }
 }

@@ -38,6 +38,9 @@ pub const SEGMENT: usize = 256 * 1024;
 /// Most bytes of a payload that is text about a failure.
 pub const MAX_TEXT: usize = 4096;
 
+/// Longest piece of text, in bytes. Longer ones are cut.
+const TEXT: usize = 1024;
+
 /// In [`Header::Doing`]: the sender itself, which does not know its rank in the group because it has not made that.
 pub const SENDER: Rank = Rank(u32::MAX);
 
@@ -120,6 +123,20 @@ pub enum Header {
     },
 }
 
+/// At most [`TEXT`] bytes of a text, cut between two characters.
+pub(crate) fn cut(text: &str) -> &str {
+    cut_to(text, TEXT)
+}
+
+/// At most so many bytes of a text, cut between two characters.
+pub(crate) fn cut_to(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 /// Why a side of a new link does not want it, for those reasons on which the other side does something else than say them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -128,19 +145,16 @@ pub enum Refusal {
     Other,
     /// The sides are of different generations.
     Stale,
-    /// The sender has no file descriptor left for it.
-    NoDescriptors,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Other, Self::Stale, Self::NoDescriptors];
+    pub const ALL: [Self; 2] = [Self::Other, Self::Stale];
 
     const fn code(self) -> u8 {
         match self {
             Self::Other => 0,
             Self::Stale => 1,
-            Self::NoDescriptors => 2,
         }
     }
 

@@ -1,19 +1,7 @@
 //! Collective operations for a group of ranks: schedules, reductions, lanes and the communicator.
 //!
-//! The crate stands on its own: a rank, a world size and where the peers are is enough. [`peers`] makes a [`Communicator`]
-//! of that, for the processes of one host and for several hosts; whatever other ways there are to the peers, a
-//! [`Connector`] takes.
-//!
-//! ```no_run
-//! use kolo_collectives::{Rank, ReduceOp, peers};
-//!
-//! # let (rank, world) = (0, 1);
-//! // Every process of this host does this, with a rank of its own.
-//! let comm = peers::Local::in_folder("/tmp/sums").join(Rank(rank), world)?;
-//! let mut gradient = vec![1.0_f32; 1000];
-//! comm.all_reduce(&mut gradient, ReduceOp::Average)?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! A [`Communicator`] is one rank of a group. A worker of a job has one ready; a program with its own ways to its ranks writes a
+//! [`Connector`].
 //!
 //! [`local_group`] makes a whole group inside one process, for tests:
 //!
@@ -58,7 +46,6 @@
 //! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
 //! | [`header`], [`cause`] | the frames of the data plane | none |
 //! | [`lane`] | connected links: memory, Unix socket, QUIC, TLS over TCP | yes |
-//! | [`peers`] | ready-made ways to the peers | yes |
 //! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
 //! | [`record`], [`stall`] | what was done, and what waits | none |
 // Three modules allow it to themselves: `reduce::dispatch` (instructions that not every processor has), `copy`, and `shm`.
@@ -72,7 +59,6 @@ pub mod group;
 pub mod header;
 pub mod lane;
 pub mod operation;
-pub mod peers;
 pub mod record;
 pub mod reduce;
 pub mod schedule;
@@ -82,6 +68,7 @@ pub mod stall;
 mod blocking;
 mod copy;
 mod engine;
+mod group_id;
 mod handle;
 mod inner;
 mod link;
@@ -99,7 +86,7 @@ mod signals;
 pub use communicator::{Acceptor, Communicator};
 pub use element::{DType, Element};
 pub use error::CollectiveError;
-pub use group::GroupId;
+pub use group_id::GroupId;
 pub use handle::{Failure, Handle};
 pub use lane::{Connector, Lane, LaneError, LinkHello};
 pub use local::local_group;

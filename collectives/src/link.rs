@@ -136,8 +136,7 @@ impl Link {
 
     /// Whether nothing here would show that the peer is gone.
     pub(crate) fn is_silent(&self) -> bool {
-        let lane = self.lane.as_ref();
-        lane.is_none_or(|lane| lane.ends_late() || self.buffer.has_ended())
+        self.lane.is_none() || self.buffer.has_ended()
     }
 
     /// Whether there is a lane that has not ended, as far as was seen.
@@ -278,12 +277,6 @@ impl Link {
         let unsent = self.lane.as_ref().is_some_and(|lane| lane.is_unsent());
         let waits = unsent || self.lane.is_some() && !self.backlog.is_empty();
         waits && self.write_error.is_none()
-    }
-
-    /// What the lane [has sent](Lane::departures), if that says something and it sends at all.
-    pub(crate) fn departures(&self) -> Option<u64> {
-        let lane = self.lane.as_ref().filter(|_| self.write_error.is_none());
-        lane?.departures()
     }
 
     /// Whether something that was written [may be dropped](Lane::is_leaving) if this process ends at once.

@@ -8,7 +8,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::communicator::{Acceptor, Communicator};
 use crate::error::CollectiveError;
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane, Requesting};
 
 /// A group of `world_size` communicators in this process, in rank order, linked by memory lanes: for tests of

@@ -11,7 +11,7 @@ use kolo_transport::ids::Rank;
 use self::counters::SharedMemory;
 pub(crate) use self::counters::Tally;
 pub use self::counters::{Counters, Moved, OperationCount};
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 use crate::operation::{Operation, OperationKind, Tag};
 
 /// Operations that the recorder keeps.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::Rank;
 
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 use crate::operation::Tag;
 
 /// After this time a wait is reported, if nothing else is set.

@@ -5,13 +5,12 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::victim::{lonely, runtime};
-use common::{Group, Kind, LONG, run, until};
+use common::{Group, Kind, run, until};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::record::{Moved, Outcome};
-use kolo_collectives::{CollectiveError, Communicator, GroupId, LaneError, ReduceOp};
+use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
 use kolo_transport::ids::Rank;
 
 #[test]
@@ -410,35 +409,5 @@ fn who_has_waited_for_long_says_later_that_it_does_nothing() {
             doing[0].rank == Rank(0) && doing[0].doing.starts_with("it is in no operation"),
             "{error}"
         );
-    }
-}
-
-/// A link that could not be made is news for the next operation, however long the rank has been idle, and whatever it still has to
-/// tell of operations that failed.
-#[test]
-fn a_refused_link_is_not_forgotten_by_an_idle_rank() {
-    for has_failed in [false, true] {
-        let runtime = runtime();
-        let comm = lonely(&runtime, 0);
-        if has_failed {
-            comm.set_timeout(Duration::from_millis(100));
-            comm.barrier().unwrap_err();
-            comm.set_timeout(LONG);
-            // Who has done something listens when it has been idle for a second; who has not does so at once.
-            std::thread::sleep(Duration::from_millis(1300));
-        }
-        let error = LaneError::NoDescriptors {
-            rank: Rank(0),
-            reason: "the limit is 12".to_owned(),
-        };
-        comm.acceptor()
-            .refused(GroupId::WORLD, Rank(1), error)
-            .unwrap();
-        // What that has woken comes first on the only thread.
-        runtime.block_on(async { runtime.spawn(tokio::task::yield_now()).await.unwrap() });
-        let begun = Instant::now();
-        let error = comm.barrier().unwrap_err();
-        assert!(error.to_string().contains("the limit is 12"), "{error}");
-        assert!(begun.elapsed() < LONG / 2);
     }
 }

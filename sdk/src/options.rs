@@ -292,7 +292,7 @@ impl Options {
                 if value.parse::<LaneChoice>().is_ok() {
                     continue;
                 }
-                "it is one of `auto`, `quic` and `tls`"
+                "it is `tls` or `quic`"
             } else if name == RINGS {
                 if ["on", "off"].contains(&value.as_str()) {
                     continue;

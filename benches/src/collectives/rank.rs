@@ -10,21 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use kolo::collectives::lane::{
-    Connecting, Gone, NetworkLanes, OneHost, UnixLane, accept_quic, accept_tls, rank_of,
-};
+use kolo::collectives::lane::{Connecting, Door, OneHost, Terms, UnixLane};
 use kolo::collectives::{
-    Acceptor, Communicator, Connector, GroupId, Lane, LaneError, Layout, LinkHello, ReduceOp,
-    SharedBuffer,
+    Communicator, Connector, GroupId, Lane, LaneError, Layout, LinkHello, ReduceOp, SharedBuffer,
 };
 use kolo_transport::ids::{
     CrossRank, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::wire::{GenerationTable, Handover, Member};
-use kolo_transport::{
-    CertificateRequest, CloseCode, Connection, Credentials, Endpoint, EndpointConfig, TlsLink,
-    TlsListener, TransportRuntime,
-};
+use kolo_transport::{CertificateRequest, CloseCode, EndpointConfig, Identity, TransportRuntime};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::time::{ClockId, clock_gettime};
@@ -45,8 +39,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Links of ranks that never talk to each other wait this long for each other.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 const GENERATION: Generation = Generation(1);
-/// Ports that are tried until one is free for UDP and TCP.
-const PORTS: u32 = 16;
 
 /// The first line to a rank: its part.
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,13 +110,13 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
     if let Some(mtu) = setup.mtu {
         config.mtu_upper_bound = mtu - 48;
     }
-    let (endpoint, tls) = listen_at(&runtime, &credentials, &config)?;
-    writeln!(out, "{}", serde_json::to_string(&endpoint.local_addr())?)?;
+    let doors = Door::open_all(&runtime, credentials, &[config], setup.lane.choice())?;
+    let door = doors.into_iter().next().context("a door")?;
+    writeln!(out, "{}", serde_json::to_string(&door.address())?)?;
     let addresses: Vec<SocketAddr> = serde_json::from_str(&next()?.context("no addresses")?)?;
 
     let sockets = setup.sockets.clone().into_iter().zip(sockets);
-    let network = (endpoint.clone(), tls);
-    let comm = communicator(&setup, &addresses, &runtime, network, sockets)?;
+    let comm = communicator(&setup, &addresses, &runtime, door.clone(), sockets)?;
     let mut work = Work { comm, setup };
     writeln!(out, "ready {} 1", work.setup.rank)?;
     while let Some(line) = next()? {
@@ -136,23 +128,8 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
         work.series(&line.parse()?)?.send(&mut out)?;
     }
     drop(work);
-    endpoint.close(CloseCode::Shutdown, "the run is over");
+    door.close(CloseCode::Shutdown, "the run is over");
     Ok(())
-}
-
-/// Listens for QUIC, and for TLS at the TCP port of the same number, which others may have.
-fn listen_at(
-    runtime: &TransportRuntime,
-    credentials: &Credentials,
-    config: &EndpointConfig,
-) -> anyhow::Result<(Endpoint, TlsListener)> {
-    for _ in 0..PORTS {
-        let endpoint = Endpoint::bind(runtime, credentials.clone(), config.clone())?;
-        if let Ok(tls) = endpoint.listen_tls() {
-            return Ok((endpoint, tls));
-        }
-    }
-    anyhow::bail!("no port was free for both UDP and TCP, of {PORTS} that were tried")
 }
 
 /// The byte and the descriptors with which everything begins.
@@ -182,7 +159,7 @@ fn communicator(
     setup: &Setup,
     addresses: &[SocketAddr],
     runtime: &TransportRuntime,
-    (endpoint, tls): (Endpoint, TlsListener),
+    door: Door,
     sockets: impl Iterator<Item = (u32, UnixStream)>,
 ) -> anyhow::Result<Communicator> {
     let (rank, job) = (Rank(setup.rank), JobId(setup.job));
@@ -195,7 +172,7 @@ fn communicator(
     });
     let links = Arc::new(Links {
         hello: LinkHello::new(job, GENERATION, rank),
-        network: NetworkLanes::new(endpoint.clone(), setup.lane.choice()),
+        door: door.clone(),
         way: setup.lane,
         table: Arc::clone(&table),
         sockets: Mutex::new(HashMap::new()),
@@ -227,19 +204,14 @@ fn communicator(
             });
         }
     }
-    let (also, acceptor_too) = (Arc::clone(&links), acceptor.clone());
-    runtime.handle().spawn(async move {
-        while let Some(link) = tls.accept().await {
-            let (links, acceptor) = (Arc::clone(&also), acceptor_too.clone());
-            tokio::spawn(async move { report(links.accept_tls(link, &acceptor).await) });
-        }
-    });
-    runtime.handle().spawn(async move {
-        while let Some(connection) = endpoint.accept().await {
-            let (links, acceptor) = (Arc::clone(&links), acceptor.clone());
-            tokio::spawn(async move { report(links.accept_quic(&connection, &acceptor).await) });
-        }
-    });
+    let terms = move |peer: Identity| {
+        let acceptor = acceptor.clone();
+        let take = move |group, peer, lane| acceptor.accept_group(group, peer, lane);
+        std::future::ready(Terms::of(&peer, &links.table, links.hello, take))
+    };
+    runtime
+        .handle()
+        .spawn(async move { door.serve(LIMIT, terms).await });
     Ok(comm)
 }
 
@@ -276,7 +248,7 @@ fn report(made: Result<(), LaneError>) {
 #[derive(Debug)]
 struct Links {
     hello: LinkHello,
-    network: NetworkLanes,
+    door: Door,
     way: Way,
     table: Arc<GenerationTable>,
     /// To lower ranks of this host, until they are used.
@@ -319,28 +291,7 @@ impl Links {
             .address
             .ok_or_else(|| unreachable(format!("rank {peer} does not listen")))?;
         let to = (peer, member.slot, address);
-        Box::pin(self.network.connect(&hello, to, LIMIT)).await
-    }
-
-    async fn accept_quic(
-        &self,
-        connection: &Connection,
-        acceptor: &Acceptor,
-    ) -> Result<(), LaneError> {
-        let peer = rank_of(connection.peer(), &self.table)?;
-        match accept_quic(connection, &self.hello, peer, LIMIT).await? {
-            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
-            // The peer keeps the other kind.
-            None => Ok(()),
-        }
-    }
-
-    async fn accept_tls(&self, link: TlsLink, acceptor: &Acceptor) -> Result<(), LaneError> {
-        let peer = rank_of(link.peer(), &self.table)?;
-        match accept_tls(link, &self.hello, peer, LIMIT).await? {
-            Some((lane, group)) => acceptor.accept_group(group, peer, lane),
-            None => Ok(()),
-        }
+        self.door.connect(&hello, to, LIMIT).await
     }
 }
 
@@ -355,14 +306,6 @@ impl Connector for LinkConnector {
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
         let links = Arc::clone(&self.0);
         Box::pin(async move { links.connect(peer, group).await })
-    }
-
-    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
-        let links = Arc::clone(&self.0);
-        let address = links.table.members.get(peer.index())?.address?;
-        Some(Box::pin(
-            async move { links.network.is_gone(address).await },
-        ))
     }
 
     fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {

@@ -83,7 +83,7 @@ impl Operation {
 /// How kolo's bytes travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 pub(crate) enum Lane {
-    /// As kolo chooses: shared memory inside a host, and what is best between hosts.
+    /// As kolo chooses: shared memory inside a host, and TLS over TCP between hosts.
     Auto,
     /// Shared memory.
     Shm,
@@ -119,9 +119,8 @@ impl Lane {
     /// What links over the network are.
     pub(crate) fn choice(self) -> LaneChoice {
         match self {
-            Self::Auto | Self::Shm | Self::Unix => LaneChoice::Auto,
             Self::Quic => LaneChoice::Quic,
-            Self::Tls => LaneChoice::Tls,
+            Self::Auto | Self::Shm | Self::Unix | Self::Tls => LaneChoice::Tls,
         }
     }
 }

@@ -6,11 +6,10 @@ use kolo_transport::ids::Rank;
 
 use super::{Cause, Excuse};
 use crate::error::DOING;
-use crate::header::MAX_TEXT;
+pub(crate) use crate::header::cut;
+use crate::header::{MAX_TEXT, cut_to};
 use crate::stall::Missing;
 
-/// Longest piece of text, in bytes. Longer ones are cut.
-const TEXT: usize = 1024;
 /// The same where there may be several.
 const SHORT_TEXT: usize = 256;
 /// Most late ranks that are named.
@@ -188,19 +187,6 @@ fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
 fn u16_of(rest: &mut &[u8]) -> Option<u16> {
     let bytes = take(rest, 2)?;
     Some(u16::from_le_bytes([bytes[0], bytes[1]]))
-}
-
-/// At most [`TEXT`] bytes of a text, cut between two characters.
-pub(crate) fn cut(text: &str) -> &str {
-    cut_to(text, TEXT)
-}
-
-fn cut_to(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 #[cfg(test)]

@@ -5,13 +5,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
-use kolo_transport::{
-    Authority, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, Role, TransportRuntime,
-};
+use kolo_transport::{Authority, EndpointConfig, Identity, RandomId as _, Role, TransportRuntime};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::lane::{
-    Connecting, Connector, Lane, LaneError, LinkHello, MemoryLane, TlsLane, UnixLane,
+    Connecting, Connector, Door, Lane, LaneChoice, LaneError, LinkHello, MemoryLane, UnixLane,
 };
 use crate::schedule::{Algorithm, Tuning};
 use crate::{CollectiveError, Communicator, ReduceOp};
@@ -90,26 +88,21 @@ fn over_sockets(runtime: &Runtime) -> Ends {
 fn over_tls(runtime: &Runtime) -> Ends {
     let authority = Authority::create(ClusterId::random()).unwrap();
     let transport = TransportRuntime::new(1).unwrap();
-    let endpoint = |slot| {
+    let door = |slot| {
         let name = Identity::worker_name(JOB, Slot(slot));
         let credentials = authority.issue(Role::Worker, &name).unwrap();
-        Endpoint::bind(&transport, credentials, EndpointConfig::default()).unwrap()
+        let settings = [EndpointConfig::default()];
+        let doors = Door::open_all(&transport, credentials, &settings, LaneChoice::Tls);
+        doors.unwrap().remove(0)
     };
-    // Somebody may have the TCP port.
-    let (zero, listener) = std::iter::repeat_with(|| endpoint(0))
-        .find_map(|zero| zero.listen_tls().ok().map(|listener| (zero, listener)))
-        .unwrap();
-    let (address, expect) = (zero.local_addr(), Expect::worker(JOB, Slot(0)));
-    let one = endpoint(1);
+    let (zero, one) = (door(0), door(1));
+    let (target, theirs) = ((Rank(0), Slot(0), zero.address()), hello(1));
     runtime.block_on(async {
-        let (ones, zeros) = tokio::join!(one.connect_tls(address, expect), listener.accept());
-        let (own, theirs) = (hello(0), hello(1));
-        let (zeros, ones) = tokio::join!(
-            TlsLane::open(zeros.unwrap(), &own, Rank(1), LONG),
-            TlsLane::open(ones.unwrap(), &theirs, Rank(0), LONG),
-        );
-        let ends: Ends = [Box::new(zeros.unwrap()), Box::new(ones.unwrap())];
-        ends
+        let (ones, zeros) = tokio::join!(one.connect(&theirs, target, LONG), async {
+            let incoming = zero.accept().await.unwrap();
+            incoming.open(&hello(0), Rank(1), LONG).await
+        });
+        [zeros.unwrap().0, ones.unwrap()]
     })
 }
 

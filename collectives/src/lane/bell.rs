@@ -1,16 +1,14 @@
 //! The socket beside a ring: it wakes, passes descriptors, and tells by its end that the peer is gone.
 
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
-use kolo_transport::direct::{self, Socket};
-use rustix::net::SendFlags;
+use kolo_transport::direct;
 
-use super::passing;
+use super::passing::PassingSocket;
 
-/// Bytes that are read at once: how often somebody rang does not matter.
+/// Bytes that are read at once: how often the peer rang does not matter.
 const ROOM: usize = 64;
 
 /// What waits for the peer: the reading or the writing of this side.
@@ -20,13 +18,13 @@ pub(super) enum Side {
     Write,
 }
 
-/// What came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum News {
-    /// Somebody rang.
-    Rung,
-    /// The peer is gone. What it gave before may be there.
-    Gone,
+impl Side {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Read => Self::Write,
+            Self::Write => Self::Read,
+        }
+    }
 }
 
 /// Both sides of a lane wait for one thing, that bytes come on the socket, perhaps in two tasks.
@@ -95,30 +93,22 @@ impl Bell {
         self.is_gone
     }
 
-    /// Wakes the peer, which sleeps or is about to.
-    pub(super) fn ring(&mut self, socket: &Socket) {
-        loop {
-            match rustix::net::send(socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                // If the socket is full, the peer has not read all of it, and is woken by what is there.
-                Ok(_) | Err(rustix::io::Errno::AGAIN) => return,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    tracing::trace!(%error, "the peer of a ring can't be woken");
-                    self.is_gone = true;
-                    return;
-                }
-            }
+    /// Wakes the peer, which sleeps or is about to. If the socket is full, what the peer has not read of it does that.
+    pub(super) fn ring(&mut self, socket: &PassingSocket) {
+        if let Err(error) = socket.write_byte() {
+            tracing::trace!(%error, "the peer of a ring can't be woken");
+            self.is_gone = true;
         }
     }
 
-    /// Ready when something came. Who waits on the other side has to be [woken](Bell::wake) then, if it was for that.
+    /// Ready when something came, or the peer is gone: what it gave before may be there. Then what waits on the other side has to
+    /// be [woken](Bell::wake), if it was for that.
     pub(super) fn poll(
         &mut self,
-        socket: &mut Socket,
+        socket: &mut PassingSocket,
         side: Side,
-        received: &mut Option<OwnedFd>,
         cx: &Context<'_>,
-    ) -> Poll<News> {
+    ) -> Poll<()> {
         // A thread, too: what one side takes from the socket may be for the other one, which has looked before.
         self.waiting.set(side, cx.waker());
         let waker = if direct::is_direct(cx) {
@@ -127,36 +117,29 @@ impl Bell {
         } else {
             &self.waker
         };
-        let mut bytes = [0; ROOM];
         let mut cx = Context::from_waker(waker);
-        let read = socket.poll_read_with(&mut cx, ROOM, |socket| {
-            passing::receive(socket, &mut bytes, received)
-        });
-        match ready!(read) {
-            Ok(1..) => Poll::Ready(News::Rung),
-            _ => Poll::Ready(self.gone()),
-        }
+        let read = ready!(socket.poll_read(&mut cx, &mut [0; ROOM]));
+        self.is_gone |= !matches!(read, Ok(1..));
+        Poll::Ready(())
     }
 
-    fn gone(&mut self) -> News {
-        self.is_gone = true;
-        News::Gone
-    }
-
-    /// Reads what is there now.
-    pub(super) fn look(&mut self, socket: &Socket, received: &mut Option<OwnedFd>) -> Option<News> {
-        match passing::receive(socket.as_fd(), &mut [0; ROOM], received) {
-            Ok(1..) => Some(News::Rung),
+    /// As [`Bell::poll`], of what is there now. Returns whether something is.
+    pub(super) fn look(&mut self, socket: &mut PassingSocket) -> bool {
+        match socket.read(&mut [0; ROOM]) {
+            Ok(1..) => true,
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
             {
-                None
+                false
             }
-            _ => Some(self.gone()),
+            _ => {
+                self.is_gone = true;
+                true
+            }
         }
     }
 
-    /// Wakes who waits on this side.
+    /// Wakes what waits on this side.
     pub(super) fn wake(&self, side: Side) {
         self.waiting.wake_one(side);
     }

@@ -10,7 +10,6 @@ use super::{Lane, LaneError};
 pub(crate) struct EndedLane {
     kind: &'static str,
     end_is_final: bool,
-    ends_late: bool,
 }
 
 impl EndedLane {
@@ -19,7 +18,6 @@ impl EndedLane {
         Self {
             kind: lane.kind(),
             end_is_final: lane.end_is_final(),
-            ends_late: lane.ends_late(),
         }
     }
 }
@@ -49,9 +47,5 @@ impl Lane for EndedLane {
 
     fn end_is_final(&self) -> bool {
         self.end_is_final
-    }
-
-    fn ends_late(&self) -> bool {
-        self.ends_late
     }
 }

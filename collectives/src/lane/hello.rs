@@ -8,9 +8,8 @@ use std::time::Duration;
 use kolo_transport::ids::{Generation, JobId, Rank};
 
 use super::{Lane, LaneError};
-use crate::cause::cut;
-use crate::group::GroupId;
-use crate::header::{HEADER, Header, Refusal};
+use crate::group_id::GroupId;
+use crate::header::{HEADER, Header, Refusal, cut};
 
 /// Who one side of a link is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,66 +71,18 @@ pub async fn greet<L: Lane + ?Sized>(
     peer: Option<Rank>,
     limit: Duration,
 ) -> Result<LinkHello, LaneError> {
-    exchange(lane, own, limit, |theirs| check(own, theirs, peer))
-        .await
-        .1
-}
-
-/// As [`greet`] for who takes a link. Also returns the peer's hello if it has come and is right, so that a link that fails after that
-/// has a name.
-pub(crate) async fn greet_any<L: Lane + ?Sized>(
-    lane: &mut L,
-    own: &LinkHello,
-    limit: Duration,
-) -> (Option<LinkHello>, Result<LinkHello, LaneError>) {
-    exchange(lane, own, limit, |theirs| check(own, theirs, None)).await
-}
-
-/// As [`greet`], on a link that this side can't use: the peer is told that this rank has no descriptor left for `what`.
-/// Returns the peer's hello if it was right, and the error that both sides have now, or another one if it did not come to that.
-pub(crate) async fn excuse<L: Lane + ?Sized>(
-    lane: &mut L,
-    own: &LinkHello,
-    peer: Option<Rank>,
-    what: String,
-    limit: Duration,
-) -> (Option<LinkHello>, LaneError) {
-    let error = LaneError::NoDescriptors {
-        rank: own.rank,
-        reason: what,
-    };
-    let judge = |theirs: &LinkHello| {
-        check(own, theirs, peer)?;
-        Err(error.clone())
-    };
-    match exchange(lane, own, limit, judge).await {
-        (who, Err(error)) => (who, error),
-        (who, Ok(_)) => (who, error),
-    }
-}
-
-/// Returns what the peer said if it came to that and nothing is wrong with it, and whether both sides want the link.
-async fn exchange<L: Lane + ?Sized>(
-    lane: &mut L,
-    own: &LinkHello,
-    limit: Duration,
-    judge: impl FnOnce(&LinkHello) -> Result<(), LaneError>,
-) -> (Option<LinkHello>, Result<LinkHello, LaneError>) {
-    let mut who = None;
-    let said = tokio::time::timeout(limit, speak(lane, own, judge, &mut who)).await;
-    let result = said.unwrap_or_else(|_| {
+    let said = tokio::time::timeout(limit, speak(lane, own, peer)).await;
+    said.unwrap_or_else(|_| {
         Err(LaneError::Timeout {
             reason: format!("no hello came within {} s", limit.as_secs_f64()),
         })
-    });
-    (who, result)
+    })
 }
 
 async fn speak<L: Lane + ?Sized>(
     lane: &mut L,
     own: &LinkHello,
-    judge: impl FnOnce(&LinkHello) -> Result<(), LaneError>,
-    who: &mut Option<LinkHello>,
+    peer: Option<Rank>,
 ) -> Result<LinkHello, LaneError> {
     let hello = Header::Hello {
         job: own.job,
@@ -161,16 +112,15 @@ async fn speak<L: Lane + ?Sized>(
             });
         }
     };
-    let verdict = judge(&theirs);
+    let verdict = check(own, &theirs, peer);
     match &verdict {
         Ok(()) => out.extend_from_slice(&Header::Welcome.encode()),
         Err(error) => {
-            let (why, text) = match error {
-                // The peer knows who says it.
-                LaneError::NoDescriptors { reason, .. } => (Refusal::NoDescriptors, reason.clone()),
-                LaneError::StaleGeneration { .. } => (Refusal::Stale, error.to_string()),
-                _ => (Refusal::Other, error.to_string()),
+            let why = match error {
+                LaneError::StaleGeneration { .. } => Refusal::Stale,
+                _ => Refusal::Other,
             };
+            let text = error.to_string();
             let text = cut(&text);
             let refusal = Header::Refusal {
                 why,
@@ -180,23 +130,13 @@ async fn speak<L: Lane + ?Sized>(
             out.extend_from_slice(text.as_bytes());
         }
     }
-    if matches!(verdict, Ok(()) | Err(LaneError::NoDescriptors { .. })) {
-        *who = Some(theirs);
-    }
-    let answer = read_answer(lane, &mut out, theirs.rank).await;
+    let answer = read_answer(lane, &mut out).await;
     write(lane, &mut out).await;
     // What this side saw itself is the better reason.
-    verdict.and(answer)?;
-    let first = own.rank < theirs.rank;
-    poll_fn(|cx| lane.poll_settle(cx, first)).await?;
-    Ok(theirs)
+    verdict.and(answer).map(|()| theirs)
 }
 
-async fn read_answer<L: Lane + ?Sized>(
-    lane: &mut L,
-    out: &mut Vec<u8>,
-    rank: Rank,
-) -> Result<(), LaneError> {
+async fn read_answer<L: Lane + ?Sized>(lane: &mut L, out: &mut Vec<u8>) -> Result<(), LaneError> {
     match read_header(lane, out).await? {
         Header::Welcome => Ok(()),
         Header::Refusal { why, length } => {
@@ -209,7 +149,6 @@ async fn read_answer<L: Lane + ?Sized>(
                     theirs: None,
                     reason,
                 },
-                Refusal::NoDescriptors => LaneError::NoDescriptors { rank, reason },
             })
         }
         other => Err(LaneError::Protocol {
@@ -317,145 +256,102 @@ mod tests {
         LinkHello::new(JobId(job), Generation(generation), Rank(rank))
     }
 
-    async fn meet(
-        (a, expects): (LinkHello, Option<u32>),
-        (b, also_expects): (LinkHello, Option<u32>),
-    ) -> (Result<LinkHello, LaneError>, Result<LinkHello, LaneError>) {
-        // A capacity of a few bytes: nothing may depend on a header going out in one write.
-        let (mut one, mut two) = MemoryLane::pair(7);
-        tokio::join!(
-            greet(&mut one, &a, expects.map(Rank), LIMIT),
-            greet(&mut two, &b, also_expects.map(Rank), LIMIT)
-        )
+    #[test]
+    fn a_side_wants_a_link_or_says_why_not() {
+        let own = hello(1, 2, 5);
+        let of_two = own.of_world(2);
+        for (own, theirs, peer, expected) in [
+            (own, hello(1, 2, 0), None, ""),
+            (own, hello(1, 2, 0).of_group(GroupId(77)), Some(0), ""),
+            // A number of ranks is compared if both sides say one.
+            (own, hello(1, 2, 0).of_world(3), None, ""),
+            (of_two, hello(1, 2, 0), None, ""),
+            (of_two, hello(1, 2, 0).of_world(2), None, ""),
+            (
+                of_two,
+                hello(1, 2, 0).of_world(3),
+                None,
+                "the link was refused: rank 0 is one of 3 ranks, and rank 5 one of 2; give all ranks the same table or world size",
+            ),
+            (
+                own,
+                hello(9, 2, 0),
+                None,
+                "the link was refused: rank 0 of job-0000000000000009 called job-0000000000000001",
+            ),
+            (
+                own,
+                hello(1, 3, 0),
+                None,
+                "the link is of another generation: rank 0 is in generation 3, rank 5 in generation 2",
+            ),
+            (
+                own,
+                hello(1, 2, 0),
+                Some(1),
+                "the link was refused: rank 0 answered in place of rank 1",
+            ),
+            (
+                own,
+                own,
+                None,
+                "the link was refused: both sides say that they are rank 5",
+            ),
+        ] {
+            let found = check(&own, &theirs, peer.map(Rank));
+            let said = found.err().map_or(String::new(), |error| error.to_string());
+            assert_eq!(said, expected);
+        }
+        let behind = check(&own, &hello(1, 1, 0), None).unwrap_err();
+        let ahead = check(&own, &hello(1, 3, 0), None).unwrap_err();
+        assert!(behind.is_behind(&own) && !ahead.is_behind(&own));
     }
 
     #[tokio::test]
-    async fn two_members_of_a_generation_learn_each_others_rank() {
+    async fn both_sides_learn_who_the_other_is_or_that_there_is_no_link() {
         let caller = hello(1, 2, 5).of_group(GroupId(77));
-        let (one, two) = meet((caller, Some(0)), (hello(1, 2, 0), None)).await;
-        assert_eq!(one.unwrap().rank, Rank(0));
-        let two = two.unwrap();
-        assert_eq!((two.rank, two.group), (Rank(5), GroupId(77)));
-    }
-
-    #[tokio::test]
-    async fn ranks_that_disagree_about_their_number_are_refused_on_both_sides() {
-        let (two, three) = (hello(1, 2, 5).of_world(2), hello(1, 2, 0).of_world(3));
-        let (one, other) = meet((two, Some(0)), (three, None)).await;
-        for side in [one, other] {
-            let error = side.unwrap_err().to_string();
-            assert!(
-                error.contains("one of 2") && error.contains("one of 3"),
-                "{error}"
+        for (callee, agree) in [(hello(1, 2, 0), true), (hello(1, 3, 0), false)] {
+            // A capacity of a few bytes: nothing may depend on a header going out in one write.
+            let (mut one, mut two) = MemoryLane::pair(7);
+            let (one, two) = tokio::join!(
+                greet(&mut one, &caller, Some(Rank(0)), LIMIT),
+                greet(&mut two, &callee, None, LIMIT)
             );
+            if agree {
+                assert_eq!((one, two), (Ok(callee), Ok(caller)));
+                continue;
+            }
+            for side in [one, two] {
+                let error = side.unwrap_err();
+                assert!(
+                    matches!(error, LaneError::StaleGeneration { .. }),
+                    "{error:?}"
+                );
+                let text = error.to_string();
+                assert!(
+                    text.contains("generation 2") && text.contains("generation 3"),
+                    "{text}"
+                );
+            }
         }
-        // Who does not say it is not asked.
-        for world in [0, 3] {
-            let (one, other) = meet((hello(1, 2, 5).of_world(world), None), (three, None)).await;
-            assert!(one.is_ok() && other.is_ok());
-        }
-    }
-
-    #[tokio::test]
-    async fn a_stale_generation_is_refused_on_both_sides() {
-        let (one, two) = meet((hello(1, 2, 5), Some(0)), (hello(1, 3, 0), None)).await;
-        for side in [one, two] {
-            let error = side.unwrap_err();
-            assert!(
-                matches!(error, LaneError::StaleGeneration { .. }),
-                "{error:?}"
-            );
-            let text = error.to_string();
-            assert!(
-                text.contains("generation 2") && text.contains("generation 3"),
-                "{text}"
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn another_job_or_rank_is_refused() {
-        let (one, two) = meet((hello(1, 2, 5), None), (hello(9, 2, 0), None)).await;
-        assert!(matches!(one, Err(LaneError::Refused { .. })), "{one:?}");
-        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
-
-        let (one, two) = meet((hello(1, 2, 5), Some(1)), (hello(1, 2, 0), None)).await;
-        assert_eq!(
-            one.unwrap_err().to_string(),
-            "the link was refused: rank 0 answered in place of rank 1"
-        );
-        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
-
-        let (one, two) = meet((hello(1, 2, 5), None), (hello(1, 2, 5), None)).await;
-        assert!(matches!(one, Err(LaneError::Refused { .. })), "{one:?}");
-        assert!(matches!(two, Err(LaneError::Refused { .. })), "{two:?}");
-    }
-
-    #[tokio::test]
-    async fn who_has_no_descriptor_is_named_on_both_sides() {
-        let (caller, taker) = (hello(1, 2, 5).of_group(GroupId(77)), hello(1, 2, 0));
-        let expected = |rank| LaneError::NoDescriptors {
-            rank: Rank(rank),
-            reason: "this".to_owned(),
-        };
-        let (mut one, mut two) = MemoryLane::pair(7);
-        let (said, (who, heard)) = tokio::join!(
-            excuse(&mut one, &caller, Some(Rank(0)), "this".to_owned(), LIMIT),
-            greet_any(&mut two, &taker, LIMIT)
-        );
-        assert_eq!(said, (Some(taker), expected(5)));
-        assert_eq!((who, heard), (Some(caller), Err(expected(5))));
-
-        let (mut one, mut two) = MemoryLane::pair(7);
-        let (heard, said) = tokio::join!(
-            greet(&mut one, &caller, Some(Rank(0)), LIMIT),
-            excuse(&mut two, &taker, None, "this".to_owned(), LIMIT)
-        );
-        assert_eq!(heard, Err(expected(0)));
-        assert_eq!(said, (Some(caller), expected(0)));
-
-        // To somebody else it is not said.
-        let (mut one, mut two) = MemoryLane::pair(7);
-        let ((said, error), (who, heard)) = tokio::join!(
-            excuse(&mut one, &caller, Some(Rank(1)), "this".to_owned(), LIMIT),
-            greet_any(&mut two, &taker, LIMIT)
-        );
-        assert_eq!((said, who), (None, Some(caller)));
-        assert!(matches!(error, LaneError::Refused { .. }), "{error:?}");
-        assert!(matches!(heard, Err(LaneError::Refused { .. })), "{heard:?}");
     }
 
     #[tokio::test]
     async fn what_is_no_hello_ends_the_link() {
-        let (mut one, mut two) = MemoryLane::pair(1000);
-        write(&mut two, &mut vec![b'G'; HEADER]).await;
-        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
-            .await
-            .unwrap_err();
-        assert!(matches!(error, LaneError::Protocol { .. }), "{error:?}");
-
-        let (mut one, mut two) = MemoryLane::pair(1000);
-        write(&mut two, &mut Header::Welcome.encode().to_vec()).await;
-        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
-            .await
-            .unwrap_err();
-        assert!(matches!(error, LaneError::Protocol { .. }), "{error:?}");
-
-        let (mut one, two) = MemoryLane::pair(1000);
-        drop(two);
-        let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT)
-            .await
-            .unwrap_err();
-        assert!(matches!(error, LaneError::Ended { .. }), "{error:?}");
-    }
-
-    #[tokio::test]
-    async fn a_silent_peer_is_given_up() {
-        let (mut one, _two) = MemoryLane::pair(1000);
+        for sent in [&[b'G'; HEADER][..], &Header::Welcome.encode(), &[]] {
+            let (mut one, mut two) = MemoryLane::pair(1000);
+            write(&mut two, &mut sent.to_vec()).await;
+            drop(two);
+            let error = greet(&mut one, &hello(1, 1, 0), None, LIMIT).await;
+            match error {
+                Err(LaneError::Protocol { .. }) => assert!(!sent.is_empty()),
+                Err(LaneError::Ended { .. }) => assert!(sent.is_empty()),
+                other => panic!("{other:?}"),
+            }
+        }
+        let (mut one, _silent) = MemoryLane::pair(1000);
         let limit = Duration::from_millis(30);
-        let error = greet(&mut one, &hello(1, 1, 0), None, limit)
-            .await
-            .unwrap_err();
-        assert!(matches!(error, LaneError::Timeout { .. }), "{error:?}");
+        let error = greet(&mut one, &hello(1, 1, 0), None, limit).await;
+        assert!(matches!(error, Err(LaneError::Timeout { .. })), "{error:?}");
     }
 }

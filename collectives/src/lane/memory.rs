@@ -1,12 +1,12 @@
 //! A link inside one process.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use tokio::io::{DuplexStream, duplex};
+use tokio::io::{AsyncRead as _, AsyncWrite as _, DuplexStream, ReadBuf, duplex};
 
-use super::{Lane, LaneError, stream};
+use super::{Lane, LaneError};
 
 /// A link between two communicators of one process: what [`local_group`](crate::local_group) uses.
 ///
@@ -28,13 +28,24 @@ impl MemoryLane {
     }
 }
 
+fn ended(error: &io::Error) -> LaneError {
+    LaneError::Ended {
+        reason: error.to_string(),
+    }
+}
+
 impl Lane for MemoryLane {
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
-        stream::poll_write(Pin::new(&mut self.stream), cx, parts)
+        match ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, parts)) {
+            Ok(0) => Poll::Ready(Err(LaneError::Ended {
+                reason: "nothing can be written any more".to_owned(),
+            })),
+            written => Poll::Ready(written.map_err(|error| ended(&error))),
+        }
     }
 
     fn poll_read(
@@ -42,7 +53,12 @@ impl Lane for MemoryLane {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        stream::poll_read(Pin::new(&mut self.stream), cx, into)
+        let mut buffer = ReadBuf::new(into);
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer));
+        Poll::Ready(match read {
+            Ok(()) => Ok(buffer.filled().len()),
+            Err(error) => Err(ended(&error)),
+        })
     }
 
     fn kind(&self) -> &'static str {

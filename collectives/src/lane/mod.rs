@@ -5,17 +5,13 @@
 //! message, and so that two ranks which send to each other at once can't block each other.
 
 mod bell;
-mod departure;
 mod door;
 mod ended;
 mod hello;
-mod measure;
 mod memory;
-mod network;
 mod passing;
 mod quic;
 mod ring;
-mod stream;
 mod tls;
 mod unix;
 
@@ -28,18 +24,12 @@ use std::task::{Context, Poll};
 
 use kolo_transport::ids::{Generation, Rank};
 
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 
-pub(crate) use departure::{DEPARTURE, Departure, LOOK};
-pub(crate) use door::Links;
-pub use door::{Door, Terms};
+pub use door::{Door, Incoming, LaneChoice, ParseLaneChoiceError, Take, Terms, rank_of};
 pub(crate) use ended::EndedLane;
 pub use hello::{LinkHello, greet};
-pub(crate) use hello::{excuse, greet_any};
 pub use memory::MemoryLane;
-pub use network::{LaneChoice, NetworkLanes, ParseLaneChoiceError, accept_quic, accept_tls};
-pub use quic::{QuicLane, rank_of};
-pub use tls::TlsLane;
 pub use unix::UnixLane;
 
 /// Why a link can't be used (any further).
@@ -72,16 +62,6 @@ pub enum LaneError {
         /// What differs.
         reason: String,
     },
-    /// A rank's process has no file descriptor left for the link.
-    #[error(
-        "rank {rank} has no file descriptor left for {reason}; allow its process more (`ulimit -n`)"
-    )]
-    NoDescriptors {
-        /// Which: this one, or the peer.
-        rank: Rank,
-        /// What for, and what the system says.
-        reason: String,
-    },
     /// What came is not of this protocol.
     #[error("the link broke the protocol: {reason}")]
     Protocol {
@@ -97,9 +77,8 @@ pub enum LaneError {
 }
 
 impl LaneError {
-    /// Whether the peer is there, but still in a generation before this rank's. Who gets over a loss meets those that do not know
-    /// of it yet: they are waited for, as if they did not listen.
-    pub fn is_behind(&self, own: &LinkHello) -> bool {
+    /// Whether the peer is there, but in a generation before this rank's: the peer has yet to hear of a loss, and is waited for.
+    pub(crate) fn is_behind(&self, own: &LinkHello) -> bool {
         matches!(self, Self::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
     }
 }
@@ -146,16 +125,6 @@ pub trait Lane: Send + fmt::Debug {
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>>;
 
-    /// Called by [`greet`] when both sides have agreed to the link, before anything else is sent: a lane that has several ways to
-    /// move bytes comes to one with the peer here. `first` on one of the two sides. Most lanes have one way.
-    ///
-    /// # Errors
-    ///
-    /// [`LaneError`], if the link can't be used.
-    fn poll_settle(&mut self, _cx: &mut Context<'_>, _first: bool) -> Poll<Result<(), LaneError>> {
-        Poll::Ready(Ok(()))
-    }
-
     /// As [`Lane::poll_write`] of one part, with a descriptor beside its first byte.
     ///
     /// # Errors
@@ -186,19 +155,8 @@ pub trait Lane: Send + fmt::Debug {
         false
     }
 
-    /// Counts what has left this process, if another thread sends what was accepted: who ends the process at once loses the rest.
-    /// `None` (the default) from lanes that give what they accept to the system (see [`Lane::is_leaving`]), or to the peer.
-    fn departures(&self) -> Option<u64> {
-        None
-    }
-
     /// Whether the system has something of what was accepted that it has not sent yet, and drops if this process ends at once.
     fn is_leaving(&self) -> bool {
-        false
-    }
-
-    /// Whether it takes long until a link shows that the peer's process is gone: no system ends it in the peer's place.
-    fn ends_late(&self) -> bool {
         false
     }
 }
@@ -215,9 +173,8 @@ pub type Connecting = Pin<Box<dyn Future<Output = Result<Box<dyn Lane>, LaneErro
 /// Who the peer is must be known before a lane is handed in: on one host a socket that only this user can reach says enough,
 /// between hosts there are certificates.
 ///
-/// Ready-made are those of [`peers`](crate::peers): for the ranks of one host, which share memory, and for ranks on several
-/// hosts. A program that has other ways to its ranks writes its own. What it takes is this (over sockets that both sides
-/// have from somewhere, such as a common parent):
+/// Workers of a job have one ready. A program that has other ways to its ranks writes its own, here over sockets that both sides
+/// have from a common parent:
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -302,7 +259,7 @@ pub trait Connector: Send + Sync + fmt::Debug {
     }
 
     /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits, hears
-    /// nothing, and no link would say so: there is none, or one that [ends late](Lane::ends_late). (And once when
+    /// nothing, and no link would say so: there is none. (And once when
     /// the first link to it has come, for who has to see a peer that is there first; that answer does not count.) Of ranks that the
     /// operation waits for it is asked after 0.1 s, and one that is gone counts as lost. Of others that have had a link to this one
     /// it is asked more rarely, and peers that need them hear of it. The future runs as a task on the communicator's runtime handle and ends by itself,

@@ -4,13 +4,14 @@
 //! end a side knows that the other is gone, by whatever death: then it reads what is left in the ring, and ends.
 
 use std::io::IoSlice;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::task::{Context, Poll, ready};
 
-use kolo_transport::direct::{self, Socket};
+use kolo_transport::direct;
 
+use super::LaneError;
 use super::bell::{Bell, Side};
-use super::{LaneError, passing};
+use super::passing::PassingSocket;
 use crate::shm::ring::{Broken, Reader, Writer};
 use crate::shm::rings::{Direction, Rings, SIZE};
 
@@ -57,30 +58,28 @@ impl RingEnd {
 
     pub(super) fn poll_write(
         &mut self,
-        link: (&mut Socket, &mut Option<OwnedFd>),
+        socket: &mut PassingSocket,
         cx: &Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
-        let (socket, received) = link;
         if parts.iter().all(|part| part.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        ready!(self.poll_room(socket, received, cx))?;
+        ready!(self.poll_room(socket, cx))?;
         Poll::Ready(self.write(socket, parts))
     }
 
     /// As [`RingEnd::poll_write`], with a descriptor, which is on the socket when its bytes are in the ring.
     pub(super) fn poll_write_with(
         &mut self,
-        link: (&mut Socket, &mut Option<OwnedFd>),
+        socket: &mut PassingSocket,
         cx: &mut Context<'_>,
         bytes: &[u8],
         descriptor: BorrowedFd<'_>,
     ) -> Poll<Result<usize, LaneError>> {
-        let (socket, received) = link;
         // With room for some bytes, the descriptor is sent once.
-        ready!(self.poll_room(socket, received, cx))?;
-        match ready!(passing::poll_send(socket, cx, &[0], descriptor)) {
+        ready!(self.poll_room(socket, cx))?;
+        match ready!(socket.poll_write_with(cx, &[0], descriptor)) {
             Ok(_) => Poll::Ready(self.write(socket, &[IoSlice::new(bytes)])),
             Err(error) => Poll::Ready(Err(LaneError::Ended {
                 reason: error.to_string(),
@@ -90,11 +89,10 @@ impl RingEnd {
 
     pub(super) fn poll_read(
         &mut self,
-        link: (&mut Socket, &mut Option<OwnedFd>),
+        socket: &mut PassingSocket,
         cx: &Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        let (socket, received) = link;
         for _ in 0..MOST_RINGS {
             // Before the look: what the peer gave before it went is seen after this.
             let is_gone = self.bell.is_gone();
@@ -111,7 +109,7 @@ impl RingEnd {
             }
             self.reader.sleep(&self.rings.words(self.out.other()));
             if self.held()? == 0 {
-                ready!(self.poll_bell(socket, Side::Read, received, cx));
+                ready!(self.poll_bell(socket, Side::Read, cx));
             }
         }
         cx.waker().wake_by_ref();
@@ -127,8 +125,8 @@ impl RingEnd {
     }
 
     /// Reads what is on the socket, for a descriptor may be there.
-    pub(super) fn look(&mut self, socket: &Socket, received: &mut Option<OwnedFd>) {
-        if self.bell.look(socket, received).is_some() {
+    pub(super) fn look(&mut self, socket: &mut PassingSocket) {
+        if self.bell.look(socket) {
             self.wake_rung(Side::Read);
             self.wake_rung(Side::Write);
         }
@@ -159,8 +157,7 @@ impl RingEnd {
     /// Ready when there is room for some bytes.
     fn poll_room(
         &mut self,
-        socket: &mut Socket,
-        received: &mut Option<OwnedFd>,
+        socket: &mut PassingSocket,
         cx: &Context<'_>,
     ) -> Poll<Result<(), LaneError>> {
         for _ in 0..MOST_RINGS {
@@ -177,7 +174,7 @@ impl RingEnd {
             }
             self.writer.sleep(&self.rings.words(self.out));
             if self.room()? == 0 {
-                ready!(self.poll_bell(socket, Side::Write, received, cx));
+                ready!(self.poll_bell(socket, Side::Write, cx));
             }
         }
         cx.waker().wake_by_ref();
@@ -185,7 +182,7 @@ impl RingEnd {
     }
 
     /// Writes as much as there is room for, at least a byte.
-    fn write(&mut self, socket: &Socket, parts: &[IoSlice<'_>]) -> Result<usize, LaneError> {
+    fn write(&mut self, socket: &PassingSocket, parts: &[IoSlice<'_>]) -> Result<usize, LaneError> {
         let (mut given, mut written, mut room) = (0, 0, self.room()?);
         self.writer.rewind(&self.rings.words(self.out));
         for part in parts {
@@ -219,14 +216,14 @@ impl RingEnd {
         Ok(given + written)
     }
 
-    fn give(&mut self, socket: &Socket, count: usize) {
+    fn give(&mut self, socket: &PassingSocket, count: usize) {
         if self.writer.give(&self.rings.words(self.out), count) {
             self.bell.ring(socket);
         }
     }
 
     /// Reads as much as there is, at least a byte.
-    fn read(&mut self, socket: &Socket, into: &mut [u8]) -> Result<usize, LaneError> {
+    fn read(&mut self, socket: &PassingSocket, into: &mut [u8]) -> Result<usize, LaneError> {
         let from = self.out.other();
         let mut done = 0;
         while done < into.len() {
@@ -248,19 +245,10 @@ impl RingEnd {
     }
 
     /// Ready when the peer has rung or is gone.
-    fn poll_bell(
-        &mut self,
-        socket: &mut Socket,
-        side: Side,
-        received: &mut Option<OwnedFd>,
-        cx: &Context<'_>,
-    ) -> Poll<()> {
-        let _news = ready!(self.bell.poll(socket, side, received, cx));
+    fn poll_bell(&mut self, socket: &mut PassingSocket, side: Side, cx: &Context<'_>) -> Poll<()> {
+        ready!(self.bell.poll(socket, side, cx));
         // It may have been for the other side, which does not hear of it any more.
-        self.wake_rung(match side {
-            Side::Read => Side::Write,
-            Side::Write => Side::Read,
-        });
+        self.wake_rung(side.other());
         Poll::Ready(())
     }
 

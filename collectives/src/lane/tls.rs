@@ -1,4 +1,4 @@
-//! A link between two hosts: TLS 1.3 over TCP, for much data on paths with small packets.
+//! A link between two hosts: TLS 1.3 over TCP, the default.
 
 use std::io::IoSlice;
 use std::task::{Context, Poll, ready};
@@ -8,49 +8,25 @@ use kolo_transport::ids::Rank;
 use kolo_transport::{LinkLost, TlsLink};
 
 use super::{Lane, LaneError, LinkHello, greet};
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 
 /// A link over one connection of [`TlsLink`].
 #[derive(Debug)]
-pub struct TlsLane {
+struct TlsLane(TlsLink);
+
+/// A link to `peer` over this connection, after both sides have said [hello](greet), for which the peer has at most `limit`. Both ends
+/// call it. Also returns the group that the peer named: where the link belongs, if the peer made it.
+///
+/// Not cancel safe: the connection is closed then.
+pub(super) async fn open(
     link: TlsLink,
-    /// What the peer said.
-    group: GroupId,
-}
-
-impl TlsLane {
-    /// A link to `peer` over this connection, after both sides have said [hello](greet), for which the peer has at most `limit`.
-    /// Both ends call it. The one that accepted the connection takes the peer's rank from its certificate: see
-    /// [`rank_of`](super::rank_of).
-    ///
-    /// Not cancel safe: the connection is closed then.
-    ///
-    /// # Errors
-    ///
-    /// [`LaneError`], of which [`LaneError::StaleGeneration`] and [`LaneError::Refused`] say that the peer is
-    /// another one than expected, or does not take this side.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime that has time enabled.
-    pub async fn open(
-        link: TlsLink,
-        hello: &LinkHello,
-        peer: Rank,
-        limit: Duration,
-    ) -> Result<Self, LaneError> {
-        let mut lane = Self {
-            link,
-            group: GroupId::WORLD,
-        };
-        lane.group = greet(&mut lane, hello, Some(peer), limit).await?.group;
-        Ok(lane)
-    }
-
-    /// The group that the peer named in its hello: where the link belongs, if the peer made it.
-    pub fn group(&self) -> GroupId {
-        self.group
-    }
+    own: &LinkHello,
+    peer: Rank,
+    limit: Duration,
+) -> Result<(Box<dyn Lane>, GroupId), LaneError> {
+    let mut lane = TlsLane(link);
+    let group = greet(&mut lane, own, Some(peer), limit).await?.group;
+    Ok((Box::new(lane), group))
 }
 
 fn ended(error: LinkLost) -> LaneError {
@@ -73,15 +49,15 @@ impl Lane for TlsLane {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
-        self.link.poll_write(cx, parts).map_err(ended)
+        self.0.poll_write(cx, parts).map_err(ended)
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
-        self.link.poll_flush(cx).map_err(ended)
+        self.0.poll_flush(cx).map_err(ended)
     }
 
     fn is_unsent(&self) -> bool {
-        self.link.is_unsent()
+        self.0.is_unsent()
     }
 
     fn poll_read(
@@ -89,7 +65,7 @@ impl Lane for TlsLane {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        let read = ready!(self.link.poll_read(cx, into));
+        let read = ready!(self.0.poll_read(cx, into));
         Poll::Ready(read.map_err(ended))
     }
 
@@ -98,10 +74,10 @@ impl Lane for TlsLane {
     }
 
     fn end_is_final(&self) -> bool {
-        self.link.ended_by_peer()
+        self.0.ended_by_peer()
     }
 
     fn is_leaving(&self) -> bool {
-        self.link.is_leaving()
+        self.0.is_leaving()
     }
 }

@@ -1,18 +1,21 @@
 //! A link between two processes of one host.
 
+use std::fmt::Display;
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kolo_transport::direct::Socket;
 use kolo_transport::ids::Rank;
 use tokio::runtime::Handle;
 
+use super::passing::PassingSocket;
 use super::ring::RingEnd;
-use super::{Lane, LaneError, LinkHello, greet, passing};
-use crate::group::GroupId;
+use super::{Lane, LaneError, LinkHello, greet};
+use crate::group_id::GroupId;
 use crate::shm::rings::{Direction, Rings};
 
 /// What the two sides say about rings, in one byte each.
@@ -26,26 +29,11 @@ const SOCKET: u8 = b's';
 /// sleeps. If one side makes none, can't map it, or [does without](UnixLane::without_rings), the socket carries all.
 #[derive(Debug)]
 pub struct UnixLane {
-    stream: Socket,
-    /// The last descriptor that came.
-    received: Option<OwnedFd>,
+    socket: PassingSocket,
     /// What the peer said.
     group: GroupId,
-    way: Way,
-}
-
-/// How the data go.
-#[derive(Debug)]
-enum Way {
-    /// Over the socket. `may` be changed when the sides greet each other.
-    Socket {
-        may: bool,
-    },
-    /// These are offered, with this descriptor until it is sent.
-    Offered(Rings, Option<OwnedFd>),
-    /// The answer to an offer is to be sent; what was offered is used if that was possible.
-    Answering(Option<Rings>),
-    Rings(Box<RingEnd>),
+    may_have_rings: bool,
+    rings: Option<Box<RingEnd>>,
 }
 
 impl UnixLane {
@@ -61,10 +49,10 @@ impl UnixLane {
     pub fn from_std(stream: StdUnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
-            stream: Socket::new(stream.into(), Handle::current()),
-            received: None,
+            socket: PassingSocket::new(Socket::new(stream.into(), Handle::current())),
             group: GroupId::WORLD,
-            way: Way::Socket { may: true },
+            may_have_rings: true,
+            rings: None,
         })
     }
 
@@ -107,18 +95,26 @@ impl UnixLane {
         peer: Rank,
         limit: Duration,
     ) -> Result<Self, LaneError> {
-        self.group = greet(&mut self, hello, Some(peer), limit).await?.group;
+        let theirs = greet(&mut self, hello, Some(peer), limit).await?;
+        self.group = theirs.group;
+        tokio::time::timeout(limit, self.settle(hello.rank < peer))
+            .await
+            .map_err(|_| LaneError::Timeout {
+                reason: format!(
+                    "rank {peer} did not say within {} s how data go",
+                    limit.as_secs_f64()
+                ),
+            })??;
         Ok(self)
     }
 
     /// The same, with all bytes on the socket. To be called before the sides greet each other; it is enough if one side does.
     #[must_use]
     pub fn without_rings(self) -> Self {
-        let way = match self.way {
-            Way::Socket { .. } => Way::Socket { may: false },
-            way => way,
-        };
-        Self { way, ..self }
+        Self {
+            may_have_rings: false,
+            ..self
+        }
     }
 
     /// The group that the peer named in its hello: where the link belongs, if the peer made it.
@@ -126,120 +122,71 @@ impl UnixLane {
         self.group
     }
 
-    /// Makes rings, if there may be some.
-    fn offer(&mut self, may: bool) {
-        if !may {
-            self.way = Way::Answering(None);
-            return;
-        }
-        self.way = match Rings::create() {
-            Ok((rings, descriptor)) => Way::Offered(rings, Some(descriptor)),
-            Err(error) => {
-                tracing::info!(%error, "a link inside this host has no rings");
-                Way::Answering(None)
+    /// Agrees with the peer how data go. One side `offers` rings, the other answers.
+    async fn settle(&mut self, offers: bool) -> Result<(), LaneError> {
+        let end = if offers {
+            let Some((rings, descriptor)) = self.rings_or_log(Rings::create) else {
+                return self.say(SOCKET, None).await;
+            };
+            self.say(RINGS, Some(descriptor)).await?;
+            self.hears_rings().await?.then_some((rings, Direction::Out))
+        } else {
+            if !self.hears_rings().await? {
+                return Ok(());
             }
+            let offered = self.socket.take_descriptor();
+            let rings = offered.and_then(|fd| self.rings_or_log(|| Rings::open(fd.as_fd())));
+            let answer = if rings.is_some() { RINGS } else { SOCKET };
+            self.say(answer, None).await?;
+            rings.map(|rings| (rings, Direction::Back))
         };
-    }
-
-    /// Maps what the peer offers.
-    fn take(&mut self, may: bool, said: u8) -> Result<(), LaneError> {
-        let descriptor = self.received.take();
-        self.way = match (said, descriptor) {
-            (SOCKET, _) => Way::Socket { may: false },
-            (RINGS, descriptor) => {
-                let rings = match descriptor.filter(|_| may) {
-                    Some(descriptor) => match Rings::open(descriptor.as_fd()) {
-                        Ok(rings) => Some(rings),
-                        Err(error) => {
-                            tracing::info!(%error, "a link inside this host has no rings");
-                            None
-                        }
-                    },
-                    None => None,
-                };
-                Way::Answering(rings)
-            }
-            (other, _) => return Err(strange(other)),
-        };
+        self.rings = end.map(|(rings, out)| Box::new(RingEnd::new(rings, out)));
         Ok(())
     }
 
-    /// Reads one byte.
-    fn poll_byte(&mut self, cx: &mut Context<'_>) -> Poll<Result<u8, LaneError>> {
-        let mut byte = [0];
-        let read = passing::poll_receive(&mut self.stream, cx, &mut byte, &mut self.received);
-        match ready!(read) {
-            Ok(0) => Poll::Ready(Err(LaneError::Ended {
+    /// `None` if the link is to do without rings, or can't have some.
+    fn rings_or_log<T, E: Display>(&self, make: impl FnOnce() -> Result<T, E>) -> Option<T> {
+        if !self.may_have_rings {
+            return None;
+        }
+        make()
+            .inspect_err(|error| tracing::info!(%error, "a link inside this host has no rings"))
+            .ok()
+    }
+
+    async fn say(&mut self, word: u8, descriptor: Option<OwnedFd>) -> Result<(), LaneError> {
+        let said = poll_fn(|cx| match &descriptor {
+            Some(fd) => self.socket.poll_write_with(cx, &[word], fd.as_fd()),
+            None => self.socket.poll_write(cx, &[IoSlice::new(&[word])]),
+        });
+        said.await.map(drop).map_err(|error| ended(&error))
+    }
+
+    async fn hears_rings(&mut self) -> Result<bool, LaneError> {
+        let mut word = [0];
+        let heard = poll_fn(|cx| self.socket.poll_read(cx, &mut word)).await;
+        match (heard.map_err(|error| ended(&error))?, word[0]) {
+            (0, _) => Err(LaneError::Ended {
                 reason: "the peer closed it before it said how data go".to_owned(),
-            })),
-            Ok(_) => Poll::Ready(Ok(byte[0])),
-            Err(error) => Poll::Ready(Err(ended(&error))),
+            }),
+            (_, RINGS) => Ok(true),
+            (_, SOCKET) => Ok(false),
+            (_, strange) => Err(LaneError::Protocol {
+                reason: format!("a side says how data go by `r` or `s`, not by {strange}"),
+            }),
         }
     }
 }
 
 impl Lane for UnixLane {
-    fn poll_settle(&mut self, cx: &mut Context<'_>, first: bool) -> Poll<Result<(), LaneError>> {
-        loop {
-            match &mut self.way {
-                Way::Socket { may } if first => {
-                    let may = *may;
-                    self.offer(may);
-                }
-                Way::Socket { may } => {
-                    let may = *may;
-                    let said = ready!(self.poll_byte(cx))?;
-                    self.take(may, said)?;
-                    if matches!(self.way, Way::Socket { .. }) {
-                        return Poll::Ready(Ok(()));
-                    }
-                }
-                Way::Offered(_, descriptor @ Some(_)) => {
-                    if let Some(fd) = descriptor {
-                        let sent = passing::poll_send(&mut self.stream, cx, &[RINGS], fd.as_fd());
-                        ready!(sent).map_err(|error| ended(&error))?;
-                    }
-                    *descriptor = None;
-                }
-                Way::Offered(..) => {
-                    let answer = ready!(self.poll_byte(cx))?;
-                    let way = std::mem::replace(&mut self.way, Way::Socket { may: false });
-                    match (answer, way) {
-                        (RINGS, Way::Offered(rings, _)) => {
-                            let end = RingEnd::new(rings, Direction::Out);
-                            self.way = Way::Rings(Box::new(end));
-                        }
-                        (SOCKET, _) => {}
-                        (other, _) => return Poll::Ready(Err(strange(other))),
-                    }
-                    return Poll::Ready(Ok(()));
-                }
-                Way::Answering(rings) => {
-                    let said = [if rings.is_some() { RINGS } else { SOCKET }];
-                    let parts = [IoSlice::new(&said)];
-                    ready!(passing::poll_write(&mut self.stream, cx, &parts))
-                        .map_err(|error| ended(&error))?;
-                    self.way = match rings.take() {
-                        Some(rings) => Way::Rings(Box::new(RingEnd::new(rings, Direction::Back))),
-                        None => Way::Socket { may: false },
-                    };
-                    return Poll::Ready(Ok(()));
-                }
-                Way::Rings(_) => return Poll::Ready(Ok(())),
-            }
-        }
-    }
-
     fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<Result<usize, LaneError>> {
-        match &mut self.way {
-            Way::Rings(rings) => {
-                rings.poll_write((&mut self.stream, &mut self.received), cx, parts)
-            }
-            _ => passing::poll_write(&mut self.stream, cx, parts).map_err(|error| ended(&error)),
+        match &mut self.rings {
+            Some(rings) => rings.poll_write(&mut self.socket, cx, parts),
+            None => (self.socket.poll_write(cx, parts)).map_err(|error| ended(&error)),
         }
     }
 
@@ -248,10 +195,9 @@ impl Lane for UnixLane {
         cx: &mut Context<'_>,
         into: &mut [u8],
     ) -> Poll<Result<usize, LaneError>> {
-        match &mut self.way {
-            Way::Rings(rings) => rings.poll_read((&mut self.stream, &mut self.received), cx, into),
-            _ => passing::poll_receive(&mut self.stream, cx, into, &mut self.received)
-                .map_err(|error| ended(&error)),
+        match &mut self.rings {
+            Some(rings) => rings.poll_read(&mut self.socket, cx, into),
+            None => (self.socket.poll_read(cx, into)).map_err(|error| ended(&error)),
         }
     }
 
@@ -261,28 +207,28 @@ impl Lane for UnixLane {
         bytes: &[u8],
         descriptor: BorrowedFd<'_>,
     ) -> Poll<Result<usize, LaneError>> {
-        match &mut self.way {
-            Way::Rings(rings) => {
-                let link = (&mut self.stream, &mut self.received);
-                rings.poll_write_with(link, cx, bytes, descriptor)
+        match &mut self.rings {
+            Some(rings) => rings.poll_write_with(&mut self.socket, cx, bytes, descriptor),
+            None => {
+                (self.socket.poll_write_with(cx, bytes, descriptor)).map_err(|error| ended(&error))
             }
-            _ => passing::poll_send(&mut self.stream, cx, bytes, descriptor)
-                .map_err(|error| ended(&error)),
         }
     }
 
     fn take_descriptor(&mut self) -> Option<OwnedFd> {
-        if let (None, Way::Rings(rings)) = (&self.received, &mut self.way) {
-            // Its bytes were in the ring after it was on the socket.
-            rings.look(&self.stream, &mut self.received);
+        if let Some(rings) = &mut self.rings
+            && !self.socket.has_descriptor()
+        {
+            // The bytes beside it came into the ring after it was on the socket.
+            rings.look(&mut self.socket);
         }
-        self.received.take()
+        self.socket.take_descriptor()
     }
 
     fn kind(&self) -> &'static str {
-        match self.way {
-            Way::Rings(_) => "shm-ring",
-            _ => "unix",
+        match self.rings {
+            Some(_) => "shm-ring",
+            None => "unix",
         }
     }
 
@@ -297,8 +243,71 @@ fn ended(error: &io::Error) -> LaneError {
     }
 }
 
-fn strange(said: u8) -> LaneError {
-    LaneError::Protocol {
-        reason: format!("a side says how data go by `r` or `s`, not by {said}"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A side that is to come to a way with a socket that says this, with a descriptor beside it. What was agreed on is what is used:
+    /// the other end reads the socket alone.
+    async fn settle(
+        offers: bool,
+        says: &[u8],
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<&'static str, LaneError> {
+        let (mine, theirs) = StdUnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut theirs = PassingSocket::new(Socket::new(theirs.into(), Handle::current()));
+        let mut lane = UnixLane::from_std(mine).unwrap();
+        let said = poll_fn(|cx| match descriptor {
+            Some(fd) => theirs.poll_write_with(cx, says, fd.as_fd()),
+            None => theirs.poll_write(cx, &[IoSlice::new(says)]),
+        });
+        assert_eq!(said.await.unwrap(), says.len());
+        lane.settle(offers).await?;
+        let written = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(b"data")])).await;
+        assert_eq!(written, Ok(4));
+        let (mut bytes, mut all) = ([0; 16], Vec::new());
+        while let Ok(count) = theirs.read(&mut bytes) {
+            all.extend_from_slice(&bytes[..count]);
+        }
+        assert_eq!(all.ends_with(b"data"), lane.kind() == "unix", "{all:?}");
+        Ok(lane.kind())
+    }
+
+    #[tokio::test]
+    async fn a_side_that_declines_or_offers_no_ring_leaves_the_socket() {
+        for offers in [true, false] {
+            assert_eq!(settle(offers, b"s", None).await, Ok("unix"));
+            let strange = settle(offers, b"x", None).await;
+            assert!(
+                matches!(strange, Err(LaneError::Protocol { .. })),
+                "{strange:?}"
+            );
+        }
+        let (pipe, _write) = rustix::pipe::pipe().unwrap();
+        let memory = |length: u64, seal: bool| {
+            use rustix::fs::{MemfdFlags, SealFlags};
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let fd = rustix::fs::memfd_create("kolo-test", flags).unwrap();
+            rustix::fs::ftruncate(&fd, length).unwrap();
+            if seal {
+                let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+                rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+            }
+            fd
+        };
+        let (_rings, good) = Rings::create().unwrap();
+        let length = rustix::fs::fstat(&good).unwrap().st_size.cast_unsigned();
+        for descriptor in [
+            None,
+            Some(&pipe),
+            Some(&memory(length, false)),
+            Some(&memory(length - 4096, true)),
+            Some(&memory(length, true)),
+        ] {
+            let settled = settle(false, b"r", descriptor).await;
+            assert_eq!(settled, Ok("unix"), "{descriptor:?}");
+        }
+        assert_eq!(settle(false, b"r", Some(&good)).await, Ok("shm-ring"));
     }
 }

@@ -101,8 +101,8 @@ impl Hub {
                     return self.fail_what_waits(names, &first);
                 }
                 let numbers = |rank: u32| (Rank(rank), Rank(names.members[rank as usize]));
-                let (me, peer) = (numbers(self.me), numbers(rank));
-                let cause = Cause::unlinked(&error, me, peer, self.me != 0);
+                let ((_, own), peer) = (numbers(self.me), numbers(rank));
+                let cause = Cause::unlinked(&error, own, peer, self.me != 0);
                 // If it is not this rank's own fault.
                 if cause.absent() == Some(Rank(rank)) {
                     self.farewell.say_elsewhere(names.tell_elsewhere(&loss));

@@ -9,9 +9,9 @@ use super::line::Line;
 use super::loss::Loss;
 use super::{Names, Pending};
 use crate::cause::Cause;
+use crate::engine::DEPARTURE;
 use crate::error::CollectiveError;
 use crate::group::{ELSEWHERE, Saying};
-use crate::lane::{DEPARTURE, Departure};
 
 /// So often it is looked whether the others can hear of it.
 const TICK: Duration = Duration::from_millis(1);
@@ -36,8 +36,6 @@ pub(super) enum Then {
 struct Leaving {
     then: Then,
     since: Instant,
-    /// By line.
-    departures: Vec<Departure>,
 }
 
 #[derive(Default)]
@@ -49,12 +47,10 @@ pub(super) struct Farewell {
 
 impl Farewell {
     /// Does something when what is put on the lines after this has left this process.
-    pub(super) fn add(&mut self, lines: &[Line], then: Then) {
-        let departures = lines.iter().map(|line| Departure::new(line.departures()));
+    pub(super) fn add(&mut self, then: Then) {
         self.leaving.push(Leaving {
             then,
             since: Instant::now(),
-            departures: departures.collect(),
         });
     }
 
@@ -81,18 +77,14 @@ impl Farewell {
         let now = Instant::now();
         (self.elsewhere).retain_mut(|(has_left, until)| now < *until && !has_left());
         let is_said = self.elsewhere.is_empty();
+        let have_left = (lines.iter()).all(|line| !line.is_unsaid() && !line.is_leaving());
         let has_left = |leaving: &mut Leaving| {
             // Other groups do not wait for each other.
             let waits = !is_said && !matches!(leaving.then, Then::Tell(_));
             if waits && now < leaving.since + ELSEWHERE {
                 return false;
             }
-            let mut all = true;
-            for (line, departure) in lines.iter().zip(&mut leaving.departures) {
-                all &=
-                    departure.is_over(line.departures()) && !line.is_unsaid() && !line.is_leaving();
-            }
-            all || now >= leaving.since + DEPARTURE
+            have_left || now >= leaving.since + DEPARTURE
         };
         let over: Vec<Leaving> = self.leaving.extract_if(.., has_left).collect();
         for leaving in over {

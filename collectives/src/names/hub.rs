@@ -145,7 +145,7 @@ impl Hub {
                 .lines
                 .get(*rank as usize)
                 .and_then(|line| line.lane.as_ref());
-            *rank != self.me && lane.is_none_or(|lane| lane.ends_late())
+            *rank != self.me && lane.is_none()
         };
         let waited: Vec<u32> = match &self.book {
             Some(book) => book.waits_for().into_iter().filter(is_silent).collect(),
@@ -197,7 +197,7 @@ impl Hub {
             (Command::Lost(loss), _) => self.declare_lost(names, loss),
             (Command::Gone(loss), _) => self.found_gone(names, &loss),
             (Command::LostInTurn { loss, told }, _) => {
-                self.farewell.add(&self.lines, Then::Tell(told));
+                self.farewell.add(Then::Tell(told));
                 if loss.for_good {
                     self.declare_lost(names, loss);
                 } else if self.said != Some(loss.rank) {
@@ -475,7 +475,7 @@ impl Hub {
                     names: names.take(call, &which, heard[0]),
                     cause: cause.clone(),
                 };
-                self.farewell.add(&self.lines, then);
+                self.farewell.add(then);
                 for some in which.chunks(BATCH) {
                     // Who reads nothing would have more and more to read of what the others do.
                     let has_asked = |rank| asked[rank as usize];

@@ -87,11 +87,6 @@ impl Line {
         self.lane.as_ref().is_some_and(|lane| lane.is_leaving())
     }
 
-    /// What the lane [has sent](Lane::departures), if there is one and it says that.
-    pub(super) fn departures(&self) -> Option<u64> {
-        self.lane.as_ref()?.departures()
-    }
-
     /// Writes and reads. What came is in the inbox. Returns whether there may be more to read.
     pub(super) fn poll(
         &mut self,

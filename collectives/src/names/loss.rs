@@ -240,8 +240,7 @@ impl Hub {
             .book
             .as_ref()
             .and_then(|_| self.lines.get(rank as usize));
-        let lane = line.and_then(|line| line.lane.as_ref());
-        lane.is_some_and(|lane| !lane.ends_late())
+        line.is_some_and(|line| line.lane.is_some())
     }
 
     /// A link has ended, maybe because of another rank.
@@ -318,7 +317,7 @@ impl Hub {
     /// All that wait on this rank fail, when the other groups can hear why.
     pub(super) fn fail_waiting(&mut self, names: &Names, error: CollectiveError) {
         let then = Then::FailWaiting(names.take_waiting(u64::MAX), error);
-        self.farewell.add(&self.lines, then);
+        self.farewell.add(then);
     }
 
     /// A rank is gone: nothing with a name works any more. All are told, those that have nothing under way as well: when this
@@ -330,7 +329,7 @@ impl Hub {
             book.lost(loss.cause(), true);
         }
         self.farewell.say_elsewhere(names.tell_elsewhere(&loss));
-        self.farewell.add(&self.lines, Then::GiveUp(loss.clone()));
+        self.farewell.add(Then::GiveUp(loss.clone()));
         self.say_why(names, &loss);
     }
 

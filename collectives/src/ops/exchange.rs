@@ -360,7 +360,6 @@ impl Communicator {
         Ok(Self {
             inner: pair,
             options: self.options,
-            leaving: self.leaving.clone(),
         })
     }
 

@@ -71,7 +71,6 @@ impl Communicator {
         Ok(Some(Self {
             inner: self.inner.group(id, members, me as u32),
             options: self.options,
-            leaving: self.leaving.clone(),
         }))
     }
 

@@ -455,9 +455,9 @@ impl<'a> Run<'a> {
             move |rank: u32| (Rank(rank), Rank(state.job_rank(rank)))
         };
         let me = self.engine.me;
-        let (me, peer, dials) = (numbers(me), numbers(peer), self.engine.dials(peer));
-        let cause = Cause::unlinked(error, me, peer, dials);
-        cause.into_own_error(me.0, CallId(self.tag.call), &self.request.to_string())
+        let ((me, own), dials) = (numbers(me), self.engine.dials(peer));
+        let cause = Cause::unlinked(error, own, numbers(peer), dials);
+        cause.into_own_error(me, CallId(self.tag.call), &self.request.to_string())
     }
 
     /// Starts making all links that the operation will use and that are this rank's to make.

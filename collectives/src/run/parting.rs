@@ -7,11 +7,10 @@ use kolo_transport::ids::Rank;
 
 use super::{Mode, Run};
 use crate::cause::Cause;
-use crate::engine::LastWords;
+use crate::engine::{LOOK, LastWords};
 use crate::error::CollectiveError;
 use crate::group::Saying;
 use crate::header::Header;
-use crate::lane::LOOK;
 use crate::operation::Operation;
 
 /// What a rank says last of an operation has left it in this time, or a peer does not let it through.

@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kolo_collectives::lane::{
-    Connecting, Gone, MemoryLane, OneHost, QuicLane, Requesting, TlsLane, UnixLane,
+    Connecting, Door, Gone, LaneChoice, MemoryLane, OneHost, Requesting, UnixLane,
 };
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
@@ -22,10 +22,7 @@ use kolo_collectives::{
     ReduceOp,
 };
 use kolo_transport::ids::{ClusterId, Generation, JobId, Rank, Slot};
-use kolo_transport::{
-    Authority, Endpoint, EndpointConfig, Expect, Identity, RandomId as _, Role, TlsListener,
-    TransportRuntime,
-};
+use kolo_transport::{Authority, EndpointConfig, RandomId as _, TransportRuntime};
 use tokio::runtime::{Builder, Runtime};
 
 pub(crate) const JOB: JobId = JobId(7);
@@ -62,8 +59,6 @@ pub(crate) struct Fault {
     freeze: bool,
     /// As a network breaks: both sides live.
     cut: bool,
-    /// The end of a lane that was killed would not be seen.
-    late: bool,
 }
 
 impl Fault {
@@ -81,13 +76,6 @@ impl Fault {
     pub(crate) fn cut() -> Arc<Self> {
         Arc::new(Self {
             cut: true,
-            ..Self::default()
-        })
-    }
-
-    pub(crate) fn late() -> Arc<Self> {
-        Arc::new(Self {
-            late: true,
             ..Self::default()
         })
     }
@@ -214,10 +202,6 @@ impl Lane for FaultyLane {
     fn end_is_final(&self) -> bool {
         !self.fault.cut
     }
-
-    fn ends_late(&self) -> bool {
-        self.fault.late
-    }
 }
 
 #[derive(Debug)]
@@ -233,27 +217,18 @@ struct Hub {
     /// Who asked whom whether it is gone, how often, and how often that was answered so.
     questions: Mutex<HashMap<(Rank, Rank), (usize, usize)>>,
     /// For [`Kind::Tls`] and [`Kind::Quic`], by rank. One link at a time is accepted.
-    hosts: Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)>,
+    hosts: Vec<(Door, tokio::sync::Mutex<()>)>,
 }
 
-fn hosts(world: u32) -> Vec<(Endpoint, tokio::sync::Mutex<TlsListener>)> {
+fn hosts(world: u32, choice: LaneChoice) -> Vec<(Door, tokio::sync::Mutex<()>)> {
     let authority = Authority::create(ClusterId::random()).unwrap();
     let runtime = TransportRuntime::new(1).unwrap();
     let host = |rank| {
-        let name = Identity::worker_name(JOB, Slot(rank));
-        let credentials = authority.issue(Role::Worker, &name).unwrap();
-        Endpoint::bind(&runtime, credentials, EndpointConfig::default()).unwrap()
+        let credentials = network::credentials(&authority, Slot(rank));
+        network::door(&runtime, credentials, EndpointConfig::default(), choice)
     };
     (0..world)
-        .map(|rank| {
-            // Somebody may have the TCP port.
-            loop {
-                let endpoint = host(rank);
-                if let Ok(listener) = endpoint.listen_tls() {
-                    return (endpoint, tokio::sync::Mutex::new(listener));
-                }
-            }
-        })
+        .map(|rank| (host(rank), tokio::sync::Mutex::default()))
         .collect()
 }
 
@@ -277,33 +252,19 @@ impl Hub {
         peer: Rank,
         group: GroupId,
     ) -> Result<(Box<dyn Lane>, Box<dyn Lane>), LaneError> {
-        let hellos = (hello(rank).of_group(group), hello(peer));
         let (own, _) = &self.hosts[rank.index()];
-        let (endpoint, listener) = &self.hosts[peer.index()];
-        let (address, expect) = (endpoint.local_addr(), Expect::worker(JOB, Slot(peer.0)));
+        let (theirs, accepting) = &self.hosts[peer.index()];
         // Nobody else accepts before this link is there.
-        let listener = listener.lock().await;
-        let ends: (Box<dyn Lane>, Box<dyn Lane>) = if self.kind == Kind::Tls {
-            let (mine, theirs) = tokio::join!(own.connect_tls(address, expect), listener.accept());
-            drop(listener);
-            let (mine, theirs) = tokio::try_join!(
-                TlsLane::open(mine.unwrap(), &hellos.0, peer, LONG),
-                TlsLane::open(theirs.unwrap(), &hellos.1, rank, LONG)
-            )?;
-            assert_eq!(theirs.group(), group);
-            (Box::new(mine), Box::new(theirs))
-        } else {
-            let (mine, theirs) = tokio::join!(own.connect(address, expect), endpoint.accept());
-            drop(listener);
-            let (mine, theirs) = (mine.unwrap(), theirs.unwrap());
-            let (mine, theirs) = tokio::try_join!(
-                QuicLane::connect(&mine, &hellos.0, peer, LONG),
-                QuicLane::accept(&theirs, &hellos.1, rank, LONG)
-            )?;
-            assert_eq!(theirs.group(), group);
-            (Box::new(mine), Box::new(theirs))
-        };
-        Ok(ends)
+        let _alone = accepting.lock().await;
+        let target = (peer, Slot(peer.0), theirs.address());
+        let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
+        let (mine, (theirs, of)) =
+            tokio::try_join!(own.connect(&mine_hello, target, LONG), async {
+                let incoming = theirs.accept().await.unwrap();
+                incoming.open(&theirs_hello, rank, LONG).await
+            })?;
+        assert_eq!(of, group);
+        Ok((mine, theirs))
     }
 }
 
@@ -438,10 +399,10 @@ impl Group {
             links: AtomicUsize::new(0),
             gone: Mutex::default(),
             questions: Mutex::default(),
-            hosts: if matches!(kind, Kind::Tls | Kind::Quic) {
-                hosts(world)
-            } else {
-                Vec::new()
+            hosts: match kind {
+                Kind::Tls => hosts(world, LaneChoice::Tls),
+                Kind::Quic => hosts(world, LaneChoice::Quic),
+                _ => Vec::new(),
             },
         });
         let members: Vec<Communicator> = (0..world)

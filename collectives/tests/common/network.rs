@@ -3,21 +3,26 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use kolo_collectives::lane::{
-    Connecting, Gone, NetworkLanes, Requesting, accept_quic, accept_tls, rank_of,
-};
+use kolo_collectives::lane::{Connecting, Door, Gone, LaneChoice, Requesting, Terms};
 use kolo_collectives::{Communicator, Connector, GroupId, LinkHello};
 use kolo_transport::ids::{CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot};
-use kolo_transport::wire::{GenerationTable, Member};
-use kolo_transport::{Endpoint, TlsListener, TransportRuntime};
+use kolo_transport::wire::{GenerationTable, Handover, Member};
+use kolo_transport::{Authority, Credentials, EndpointConfig, Identity, Role, TransportRuntime};
 
-use super::LONG;
+use super::{GENERATION, JOB, LONG};
 
 #[derive(Debug)]
-pub(crate) struct NetworkConnector {
-    pub(crate) lanes: Arc<NetworkLanes>,
-    pub(crate) table: Arc<GenerationTable>,
-    pub(crate) hello: LinkHello,
+struct NetworkConnector {
+    door: Door,
+    table: Arc<GenerationTable>,
+    hello: LinkHello,
+}
+
+impl NetworkConnector {
+    fn target(&self, peer: Rank) -> (Rank, Slot, SocketAddr) {
+        let member = &self.table.members[peer.index()];
+        (peer, member.slot, member.address.unwrap())
+    }
 }
 
 impl Connector for NetworkConnector {
@@ -26,28 +31,92 @@ impl Connector for NetworkConnector {
     }
 
     fn connect_group(&self, peer: Rank, group: GroupId) -> Connecting {
-        let (lanes, hello) = (Arc::clone(&self.lanes), self.hello.of_group(group));
-        let member = self.table.members[peer.index()].clone();
-        Box::pin(async move {
-            let target = (peer, member.slot, member.address.unwrap());
-            lanes.connect(&hello, target, LONG).await
-        })
+        let (door, hello, target) = (
+            self.door.clone(),
+            self.hello.of_group(group),
+            self.target(peer),
+        );
+        Box::pin(async move { door.connect(&hello, target, LONG).await })
     }
 
     fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
-        let (lanes, hello) = (Arc::clone(&self.lanes), self.hello.of_group(group));
-        let member = self.table.members[peer.index()].clone();
-        Some(Box::pin(async move {
-            let target = (peer, member.slot, member.address.unwrap());
-            lanes.request(&hello, target, LONG).await
-        }))
+        let (door, hello, target) = (
+            self.door.clone(),
+            self.hello.of_group(group),
+            self.target(peer),
+        );
+        Some(Box::pin(
+            async move { door.request(&hello, target, LONG).await },
+        ))
     }
 
-    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
-        let lanes = Arc::clone(&self.lanes);
-        let address = self.table.members[peer.index()].address?;
-        Some(Box::pin(async move { lanes.is_gone(address).await }))
+    /// In place of the control plane, which is not here.
+    fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
+        let (endpoint, address) = (self.door.endpoint().clone(), self.target(peer).2);
+        met.then(|| {
+            Box::pin(async move {
+                let gone = endpoint.is_refused(address).await;
+                gone.then(|| format!("nothing listens at {address} any more"))
+            }) as Gone
+        })
     }
+}
+
+/// The credentials of the worker in a slot.
+pub(crate) fn credentials(authority: &Authority, slot: Slot) -> Credentials {
+    let name = Identity::worker_name(JOB, slot);
+    authority.issue(Role::Worker, &name).unwrap()
+}
+
+/// A door at a port of its own.
+pub(crate) fn door(
+    runtime: &TransportRuntime,
+    credentials: Credentials,
+    config: EndpointConfig,
+    choice: LaneChoice,
+) -> Door {
+    let doors = Door::open_all(runtime, credentials, &[config], choice);
+    doors.unwrap().pop().unwrap()
+}
+
+/// The rank whose door this is, of those with these addresses. Takes what higher ranks make.
+pub(crate) fn join(
+    runtime: &TransportRuntime,
+    door: &Door,
+    rank: u32,
+    addresses: &[SocketAddr],
+) -> Communicator {
+    let world = addresses.len() as u32;
+    let table = Arc::new(GenerationTable {
+        job: JOB,
+        generation: GENERATION,
+        members: (0..)
+            .zip(addresses)
+            .map(|(rank, address)| member(rank, world, *address))
+            .collect(),
+        cause: String::new(),
+        handover: Handover::None,
+    });
+    let own = LinkHello::new(JOB, GENERATION, Rank(rank));
+    let connector = Arc::new(NetworkConnector {
+        door: door.clone(),
+        table: Arc::clone(&table),
+        hello: own,
+    });
+    let handle = runtime.handle().clone();
+    let comm = Communicator::new(Rank(rank), world, GENERATION, JOB, connector, handle);
+    let comm = comm.unwrap().with_timeout(LONG);
+    comm.set_table(Arc::clone(&table)).unwrap();
+    let (door, acceptor) = (door.clone(), comm.acceptor());
+    let terms = move |peer: Identity| {
+        let acceptor = acceptor.clone();
+        let take = move |group, peer, lane| acceptor.accept_group(group, peer, lane);
+        std::future::ready(Terms::of(&peer, &table, own, take))
+    };
+    runtime
+        .handle()
+        .spawn(async move { door.serve(LONG, terms).await });
+    comm
 }
 
 /// Slots are not ranks: rank r is in slot `world - 1 - r`.
@@ -68,39 +137,4 @@ pub(crate) fn member(rank: u32, world: u32, address: SocketAddr) -> Member {
         address: Some(address),
         incarnation: Incarnation::FIRST,
     }
-}
-
-/// Takes what higher ranks make.
-pub(crate) fn serve(
-    runtime: &TransportRuntime,
-    (endpoint, listener): (&Endpoint, &TlsListener),
-    table: &Arc<GenerationTable>,
-    comm: &Communicator,
-) {
-    let own = comm.hello();
-    let (acceptor, endpoint, table_too) = (comm.acceptor(), endpoint.clone(), Arc::clone(table));
-    runtime.handle().spawn(async move {
-        while let Some(connection) = endpoint.accept().await {
-            let (acceptor, table) = (acceptor.clone(), Arc::clone(&table_too));
-            tokio::spawn(async move {
-                let peer = rank_of(connection.peer(), &table).unwrap();
-                // A group that is gone takes no lanes.
-                if let Ok(Some((lane, group))) = accept_quic(&connection, &own, peer, LONG).await {
-                    drop(acceptor.accept_group(group, peer, lane));
-                }
-            });
-        }
-    });
-    let (acceptor, listener, table) = (comm.acceptor(), listener.clone(), Arc::clone(table));
-    runtime.handle().spawn(async move {
-        while let Some(link) = listener.accept().await {
-            let (acceptor, table) = (acceptor.clone(), Arc::clone(&table));
-            tokio::spawn(async move {
-                let peer = rank_of(link.peer(), &table).unwrap();
-                if let Ok(Some((lane, group))) = accept_tls(link, &own, peer, LONG).await {
-                    drop(acceptor.accept_group(group, peer, lane));
-                }
-            });
-        }
-    });
 }

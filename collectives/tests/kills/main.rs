@@ -21,20 +21,17 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::network::{NetworkConnector, member, serve, slot_of};
+use common::network::{door, join, slot_of};
 use common::{GENERATION, JOB, LONG, hello};
-use kolo_collectives::lane::{Connecting, LaneChoice, NetworkLanes, OneHost, UnixLane};
+use kolo_collectives::lane::{Connecting, Door, LaneChoice, OneHost, UnixLane};
 use kolo_collectives::{
     CollectiveError, Communicator, Connector, GroupId, Handle, Lane, LaneError, ReduceOp,
     SharedBuffer,
 };
 use kolo_transport::ids::{ClusterId, Rank};
-use kolo_transport::wire::GenerationTable;
-use kolo_transport::{
-    Authority, Credentials, Endpoint, EndpointConfig, Identity, Role, TlsListener, TransportRuntime,
-};
+use kolo_transport::{Authority, Credentials, EndpointConfig, Identity, Role, TransportRuntime};
 use process::{Certified, Process, start};
-use rank::{LINKS, Seat, Way, endpoint, sit};
+use rank::{LINKS, Seat, Way, host, sit};
 use tokio::runtime::Runtime;
 use usage::{allocated, fds, settled, threads, warm};
 use work::{Plan, work};
@@ -49,15 +46,14 @@ const ANSWERS: Duration = Duration::from_secs(3);
 enum Lanes {
     Shared,
     Unix,
-    Quic,
     Tls,
 }
 
 impl Lanes {
-    const ALL: [Self; 4] = [Self::Shared, Self::Unix, Self::Quic, Self::Tls];
+    const ALL: [Self; 3] = [Self::Shared, Self::Unix, Self::Tls];
 
     fn is_network(self) -> bool {
-        matches!(self, Self::Quic | Self::Tls)
+        self == Self::Tls
     }
 
     /// Longer than it takes to see that a process is gone. In shared memory all ranks have links to all; over the network a
@@ -97,13 +93,13 @@ fn child() {
     let (way, addresses) = if lanes.is_network() {
         let credentials = Credentials::load(Path::new(next())).unwrap();
         before = (fds(), threads());
-        let (endpoint, listener) = endpoint(&credentials);
-        println!("\nkolo: {}", endpoint.local_addr());
+        let (door, runtime) = host(&credentials);
+        println!("\nkolo: {}", door.address());
         let addresses = input()
             .split_whitespace()
             .map(|address| address.parse().unwrap())
             .collect();
-        (Way::Network(endpoint, listener), addresses)
+        (Way::Network(door, runtime), addresses)
     } else {
         let mut socket = || {
             let fd = next().parse::<RawFd>().unwrap();
@@ -200,7 +196,7 @@ fn watch_it(kill: &Kill, processes: &mut HashMap<u32, Process>, seat: &Seat) -> 
         // Not even by the deadline, but for who had no link yet, or had not found it there.
         let may_be_late = match kill.lanes {
             Lanes::Shared => operations == 0,
-            Lanes::Unix | Lanes::Quic | Lanes::Tls => kill.early,
+            Lanes::Unix | Lanes::Tls => kill.early,
         };
         assert!(
             took < limit || may_be_late,
@@ -296,11 +292,6 @@ fn a_rank_on_unix_sockets_that_is_killed_is_named_and_leaves_nothing() {
 }
 
 #[test]
-fn a_rank_on_quic_that_is_killed_is_named_and_leaves_nothing() {
-    check(Lanes::Quic, false);
-}
-
-#[test]
 fn a_rank_on_tls_that_is_killed_is_named_and_leaves_nothing() {
     check(Lanes::Tls, false);
 }
@@ -314,11 +305,6 @@ fn survivors_in_shared_memory_that_end_at_once_are_not_taken_for_the_lost_rank()
 #[test]
 fn survivors_on_unix_sockets_that_end_at_once_are_not_taken_for_the_lost_rank() {
     check(Lanes::Unix, true);
-}
-
-#[test]
-fn survivors_on_quic_that_end_at_once_are_not_taken_for_the_lost_rank() {
-    check(Lanes::Quic, true);
 }
 
 #[test]

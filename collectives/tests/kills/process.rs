@@ -112,7 +112,7 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
     let (way, addresses) = if let Some(certified) = certified {
         let credentials = |rank| certified.of(slot_of(rank, world).0);
         let mut addresses = Vec::new();
-        let (endpoint, listener) = endpoint(&Credentials::load(&credentials(own)).unwrap());
+        let (door, runtime) = host(&Credentials::load(&credentials(own)).unwrap());
         for rank in ranks {
             let given = format!("{},{}", given(rank), credentials(rank).display());
             processes.insert(rank, Process::start(&given, Vec::new()));
@@ -120,14 +120,14 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
         for rank in 0..world {
             addresses.push(match processes.get_mut(&rank) {
                 Some(process) => process.line().parse().unwrap(),
-                None => endpoint.local_addr(),
+                None => door.address(),
             });
         }
         let all: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         for process in processes.values_mut() {
             process.tell(&all.join(" "));
         }
-        (Way::Network(endpoint, listener), addresses)
+        (Way::Network(door, runtime), addresses)
     } else {
         let mut ends: HashMap<(u32, u32), Vec<UnixStream>> = HashMap::new();
         for low in 0..world {

@@ -9,21 +9,20 @@ pub(crate) const LINKS: usize = 6;
 pub(crate) enum Way {
     /// By peer, one for each link.
     Sockets(HashMap<u32, Vec<UnixStream>>),
-    Network(Endpoint, TlsListener),
+    Network(Door, TransportRuntime),
 }
 
 /// A rank at work. Fields drop in order.
 pub(crate) struct Seat {
     pub(crate) comm: Communicator,
-    pub(crate) network: Option<(Endpoint, TlsListener)>,
+    pub(crate) network: Option<Door>,
     pub(crate) _runtime: Option<Runtime>,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if let Some((endpoint, listener)) = &self.network {
-            listener.close();
-            endpoint.close(kolo_transport::CloseCode::Done, "the test ends");
+        if let Some(door) = &self.network {
+            door.close(kolo_transport::CloseCode::Done, "the test ends");
         }
     }
 }
@@ -96,48 +95,15 @@ pub(crate) fn sit(rank: u32, world: u32, lanes: Lanes, way: Way, addresses: &[So
                 _runtime: Some(runtime),
             }
         }
-        Way::Network(endpoint, listener) => {
-            let table = Arc::new(GenerationTable {
-                job: JOB,
-                generation: GENERATION,
-                members: (0..)
-                    .zip(addresses)
-                    .map(|(rank, address)| member(rank, world, *address))
-                    .collect(),
-                cause: String::new(),
-                handover: kolo_transport::wire::Handover::None,
-            });
-            let choice = match lanes {
-                Lanes::Quic => LaneChoice::Quic,
-                _ => LaneChoice::Tls,
-            };
-            let connector = NetworkConnector {
-                lanes: Arc::new(NetworkLanes::new(endpoint.clone(), choice)),
-                table: Arc::clone(&table),
-                hello: hello(Rank(rank)),
-            };
-            let runtime = endpoint.runtime().clone();
-            let comm = Communicator::new(
-                Rank(rank),
-                world,
-                GENERATION,
-                JOB,
-                Arc::new(connector),
-                runtime.handle().clone(),
-            )
-            .unwrap()
-            .with_timeout(lanes.limit());
-            serve(&runtime, (&endpoint, &listener), &table, &comm);
-            Seat {
-                comm,
-                network: Some((endpoint, listener)),
-                _runtime: None,
-            }
-        }
+        Way::Network(door, runtime) => Seat {
+            comm: join(&runtime, &door, rank, addresses).with_timeout(lanes.limit()),
+            network: Some(door),
+            _runtime: None,
+        },
     }
 }
 
-pub(crate) fn endpoint(credentials: &Credentials) -> (Endpoint, TlsListener) {
+pub(crate) fn host(credentials: &Credentials) -> (Door, TransportRuntime) {
     let runtime = TransportRuntime::new(1).unwrap();
     let config = EndpointConfig {
         // So that the test does not take minutes.
@@ -145,11 +111,6 @@ pub(crate) fn endpoint(credentials: &Credentials) -> (Endpoint, TlsListener) {
         keep_alive: Duration::from_millis(200),
         ..EndpointConfig::default()
     };
-    // Somebody may have the TCP port.
-    loop {
-        let endpoint = Endpoint::bind(&runtime, credentials.clone(), config.clone()).unwrap();
-        if let Ok(listener) = endpoint.listen_tls() {
-            return (endpoint, listener);
-        }
-    }
+    let door = door(&runtime, credentials.clone(), config, LaneChoice::Tls);
+    (door, runtime)
 }

@@ -149,8 +149,8 @@ impl ExecutorBuilder {
         self
     }
 
-    /// How collectives reach workers on other nodes. Default: what `KOLO_LANE` says in the driver's environment (`auto`, `quic` or
-    /// `tls`), or else [`LaneChoice::Auto`], which measures. Both kinds have mutual TLS.
+    /// How collectives reach workers on other nodes. Default: what `KOLO_LANE` says in the driver's environment (`tls` or `quic`),
+    /// or else [`LaneChoice::Tls`]. Both kinds have mutual TLS 1.3; QUIC is for networks that pass only UDP.
     ///
     /// Workers of one node use rings in shared memory between them; the variable `KOLO_RINGS=off`, in the driver's environment or by
     /// [`env`](Self::env), leaves them their Unix sockets.

@@ -1,30 +1,25 @@
 //! How this worker's communicator reaches the other ranks.
 //!
 //! To a rank on the same node: a socket pair that the node makes on request and hands to both. To a rank on
-//! another node: a connection between the two workers' endpoints, on which both show the certificates of
-//! their slots, over QUIC or over TLS on TCP (see [`NetworkLanes`](kolo_collectives::lane::NetworkLanes)). All are made at first use, by the higher rank of the two.
+//! another node: a connection between the two workers' [doors](Door), on which both show the certificates of
+//! their slots. All are made at first use, by the higher rank of the two.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, Door, Gone, OneHost, Requesting, UnixLane};
+use kolo_collectives::lane::{Connecting, Door, OneHost, Requesting, UnixLane};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
-use kolo_transport::ids::{Rank, Slot};
+use kolo_transport::ids::Rank;
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member};
 use tokio::sync::{oneshot, watch};
 
 use super::plane::Plane;
 use crate::executor::RINGS;
-
-/// After an attempt to reach a peer that is a generation behind, and that will hear of this one in a moment, the next one is made so
-/// much later, and then after twice as long.
-const PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The ends that this worker has of links to other ranks, in one generation.
 #[derive(Debug)]
@@ -99,7 +94,8 @@ impl Links {
             return self.connect_on_node(peer, &hello).await;
         }
         let address = address_of(theirs)?;
-        self.connect_over_network(&hello, (peer, theirs.slot, address))
+        let (door, address) = self.towards(peer, address)?;
+        door.connect(&hello, (peer, theirs.slot, address), self.limit)
             .await
     }
 
@@ -123,20 +119,6 @@ impl Links {
         let node = |rank: &Rank| table.members.get(rank.index()).map(|member| &member.node);
         let here = node(&self.own.rank);
         here.is_some() && ranks.iter().all(|rank| node(rank) == here)
-    }
-
-    /// Whether a rank of another node is gone. The table has no address before its worker listens there.
-    async fn is_gone(&self, peer: Rank) -> Option<String> {
-        let table = self.table.borrow().clone()?;
-        let (mine, theirs) = (
-            table.members.get(self.own.rank.index())?,
-            table.members.get(peer.index())?,
-        );
-        if mine.node == theirs.node {
-            return None;
-        }
-        let (door, address) = self.plane.get()?.towards(theirs.address?).ok()?;
-        door.lanes().is_gone(address).await
     }
 
     async fn connect_on_node(
@@ -194,27 +176,6 @@ impl Links {
         lane.greeted(hello, peer, self.limit).await
     }
 
-    async fn connect_over_network(
-        &self,
-        hello: &LinkHello,
-        (peer, slot, address): (Rank, Slot, SocketAddr),
-    ) -> Result<Box<dyn Lane>, LaneError> {
-        let (door, address) = self.towards(peer, address)?;
-        let begun = Instant::now();
-        let mut pause = PAUSE;
-        loop {
-            let peer = (peer, slot, address);
-            match door.lanes().connect(hello, peer, self.limit).await {
-                Err(error) if error.is_behind(hello) && begun.elapsed() < self.limit => {
-                    tracing::debug!(rank = %peer.0, %error, "a link is tried again");
-                }
-                made => return made,
-            }
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(LONGEST_PAUSE);
-        }
-    }
-
     /// The way to a rank of another node.
     fn towards(&self, peer: Rank, address: SocketAddr) -> Result<(&Door, SocketAddr), LaneError> {
         let unreachable = |reason| LaneError::Unreachable { reason };
@@ -247,8 +208,7 @@ impl Links {
         }
         let (door, address) = self.towards(peer, address_of(theirs)?)?;
         let hello = self.own.of_group(group);
-        door.lanes()
-            .request(&hello, (peer, theirs.slot, address), self.limit)
+        door.request(&hello, (peer, theirs.slot, address), self.limit)
             .await
     }
 
@@ -308,11 +268,6 @@ impl Connector for LinkConnector {
     fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
         let links = Arc::clone(&self.0);
         Some(Box::pin(async move { links.request(peer, group).await }))
-    }
-
-    fn is_gone(&self, peer: Rank, _met: bool) -> Option<Gone> {
-        let links = Arc::clone(&self.0);
-        Some(Box::pin(async move { links.is_gone(peer).await }))
     }
 
     fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {

@@ -82,5 +82,6 @@ async fn terms(
     else {
         return Err(nobody());
     };
-    Terms::of(&peer, &*links.table().await?, (links.own(), acceptor))
+    let take = move |group, peer, lane| acceptor.accept_group(group, peer, lane);
+    Terms::of(&peer, &*links.table().await?, links.own(), take)
 }

@@ -223,12 +223,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_kind_of_lane_leaves_the_choice_to_measurement() {
+    fn what_is_no_kind_of_lane_means_the_default() {
         for (given, expected) in [
-            (None, LaneChoice::Auto),
+            (None, LaneChoice::Tls),
             (Some("quic"), LaneChoice::Quic),
             (Some("tls"), LaneChoice::Tls),
-            (Some("rdma"), LaneChoice::Auto),
+            (Some("rdma"), LaneChoice::Tls),
         ] {
             assert_eq!(lane_choice(given.map(str::to_owned)), expected, "{given:?}");
         }

@@ -2,23 +2,21 @@
 
 use std::future::poll_fn;
 use std::io::Write as _;
-use std::os::fd::AsFd;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use kolo_transport::direct::{block_on, looker};
+use kolo_transport::direct::{Socket, block_on, looker};
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::lane::{Lane, UnixLane};
 
 /// One end, the socket of the other one, and another mapping of the memory.
 struct Victim {
     end: RingEnd,
-    socket: Socket,
-    received: Option<OwnedFd>,
+    socket: PassingSocket,
     theirs: Rings,
     their_socket: StdUnixStream,
 }
@@ -30,8 +28,7 @@ impl Victim {
         mine.set_nonblocking(true).unwrap();
         Self {
             end: RingEnd::new(rings, Direction::Out),
-            socket: Socket::new(mine.into(), Handle::current()),
-            received: None,
+            socket: PassingSocket::new(Socket::new(mine.into(), Handle::current())),
             theirs: Rings::open(fd.as_fd()).unwrap(),
             their_socket,
         }
@@ -39,14 +36,13 @@ impl Victim {
 
     fn read(&mut self, into: &mut [u8]) -> Poll<Result<usize, LaneError>> {
         let cx = Context::from_waker(Waker::noop());
-        let link = (&mut self.socket, &mut self.received);
-        self.end.poll_read(link, &cx, into)
+        self.end.poll_read(&mut self.socket, &cx, into)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Poll<Result<usize, LaneError>> {
         let cx = Context::from_waker(Waker::noop());
-        let link = (&mut self.socket, &mut self.received);
-        self.end.poll_write(link, &cx, &[IoSlice::new(bytes)])
+        let parts = [IoSlice::new(bytes)];
+        self.end.poll_write(&mut self.socket, &cx, &parts)
     }
 }
 
@@ -112,14 +108,14 @@ async fn a_peer_that_rings_all_the_time_leaves_others_their_turn() {
         assert_eq!(victim.write(&vec![7; SIZE]), Poll::Ready(Ok(SIZE)));
         victim.their_socket.write_all(&vec![7; 20_000]).unwrap();
         let cx = Context::from_waker(looker());
-        let link = (&mut victim.socket, &mut victim.received);
+        let Victim { end, socket, .. } = &mut victim;
         let polled = if writes {
-            victim.end.poll_write(link, &cx, &[IoSlice::new(&[1])])
+            end.poll_write(socket, &cx, &[IoSlice::new(&[1])])
         } else {
-            victim.end.poll_read(link, &cx, &mut [0; 10])
+            end.poll_read(socket, &cx, &mut [0; 10])
         };
         assert!(polled.is_pending());
-        assert!(rustix::io::ioctl_fionread(&victim.socket).unwrap() > 0);
+        assert!(matches!(socket.read(&mut [0]), Ok(1)), "some of it is left");
     }
 }
 
@@ -139,16 +135,14 @@ async fn a_thread_hears_what_its_other_side_took_from_the_socket() {
             let Victim {
                 end,
                 socket,
-                received,
                 theirs,
                 their_socket,
             } = &mut victim;
             let mut sides = [write_first, !write_first].map(|writes| {
-                let link = (&mut *socket, &mut *received);
                 let polled = if writes {
-                    end.poll_write(link, cx, &bytes)
+                    end.poll_write(socket, cx, &bytes)
                 } else {
-                    end.poll_read(link, cx, &mut byte)
+                    end.poll_read(socket, cx, &mut byte)
                 };
                 if polls == 1 && writes == write_first {
                     let (words, slept) = if writes {
@@ -187,7 +181,7 @@ async fn words_that_change_all_the_time_do_no_harm() {
         let (theirs, mut socket) = (&victim.theirs, victim.their_socket.try_clone().unwrap());
         // A borrow of the mapping alone goes to the thread.
         let theirs: &Rings = theirs;
-        let (end, own, received) = (&mut victim.end, &mut victim.socket, &mut victim.received);
+        let (end, own) = (&mut victim.end, &mut victim.socket);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut seed = round;
@@ -218,9 +212,8 @@ async fn words_that_change_all_the_time_do_no_harm() {
             let cx = Context::from_waker(Waker::noop());
             let mut into = vec![0; 100_000];
             for _ in 0..2000 {
-                let read = end.poll_read((&mut *own, &mut *received), &cx, &mut into);
-                let link = (&mut *own, &mut *received);
-                let written = end.poll_write(link, &cx, &[IoSlice::new(&into)]);
+                let read = end.poll_read(own, &cx, &mut into);
+                let written = end.poll_write(own, &cx, &[IoSlice::new(&into)]);
                 if is_protocol(&read) || is_protocol(&written) {
                     break;
                 }
@@ -228,90 +221,4 @@ async fn words_that_change_all_the_time_do_no_harm() {
             stop.store(true, Ordering::Relaxed);
         });
     }
-}
-
-/// One end in the middle of its hello, and a socket that says what it likes.
-async fn settle(
-    first: bool,
-    says: &[u8],
-    descriptor: Option<&OwnedFd>,
-) -> (Result<(), LaneError>, UnixLane) {
-    let (mine, theirs) = StdUnixStream::pair().unwrap();
-    theirs.set_nonblocking(true).unwrap();
-    let mut theirs = Socket::new(theirs.into(), Handle::current());
-    let mut lane = UnixLane::from_std(mine).unwrap();
-    if let Some(descriptor) = descriptor {
-        let sent = poll_fn(|cx| passing::poll_send(&mut theirs, cx, says, descriptor.as_fd()));
-        assert_eq!(sent.await.unwrap(), says.len());
-    } else if !says.is_empty() {
-        let sent = poll_fn(|cx| passing::poll_write(&mut theirs, cx, &[IoSlice::new(says)]));
-        assert_eq!(sent.await.unwrap(), says.len());
-    }
-    let limit = Duration::from_secs(20);
-    let settled = poll_fn(|cx| lane.poll_settle(cx, first));
-    let settled = tokio::time::timeout(limit, settled).await.unwrap();
-    if settled.is_ok() {
-        // What was agreed on is what is used: `theirs` is a socket alone.
-        let written = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(b"data")])).await;
-        assert_eq!(written, Ok(4));
-        let mut said = [0; 16];
-        let mut all = Vec::new();
-        let read = poll_fn(|cx| passing::poll_receive(&mut theirs, cx, &mut said, &mut None));
-        let mut read = read.await.map_err(|error| error.raw_os_error());
-        while let Ok(count) = read {
-            all.extend_from_slice(&said[..count]);
-            read = rustix::io::read(&theirs, &mut said).map_err(|error| Some(error.raw_os_error()));
-        }
-        assert_eq!(all.ends_with(b"data"), lane.kind() == "unix", "{all:?}");
-    }
-    (settled, lane)
-}
-
-#[tokio::test]
-async fn who_says_something_strange_is_refused() {
-    for first in [false, true] {
-        let (settled, _) = settle(first, b"x", None).await;
-        assert!(
-            matches!(settled, Err(LaneError::Protocol { .. })),
-            "{settled:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn memory_that_is_no_ring_is_not_used() {
-    let (pipe, _write) = rustix::pipe::pipe().unwrap();
-    let memory = |length: u64, seal: bool| {
-        use rustix::fs::{MemfdFlags, SealFlags};
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("kolo-test", flags).unwrap();
-        rustix::fs::ftruncate(&fd, length).unwrap();
-        if seal {
-            let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-            rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-        }
-        fd
-    };
-    let (_rings, good) = Rings::create().unwrap();
-    let length = rustix::fs::fstat(&good).unwrap().st_size.cast_unsigned();
-    for descriptor in [
-        None,
-        Some(&pipe),
-        Some(&memory(length, false)),
-        Some(&memory(length - 4096, true)),
-        Some(&memory(length, true)),
-    ] {
-        let (settled, lane) = settle(false, b"r", descriptor).await;
-        assert_eq!((settled, lane.kind()), (Ok(()), "unix"), "{descriptor:?}");
-    }
-    let (settled, lane) = settle(false, b"r", Some(&good)).await;
-    assert_eq!((settled, lane.kind()), (Ok(()), "shm-ring"));
-}
-
-#[tokio::test]
-async fn an_offer_that_is_declined_leaves_the_socket() {
-    let (settled, lane) = settle(true, b"s", None).await;
-    assert_eq!((settled, lane.kind()), (Ok(()), "unix"));
-    let (settled, lane) = settle(false, b"s", None).await;
-    assert_eq!((settled, lane.kind()), (Ok(()), "unix"));
 }
