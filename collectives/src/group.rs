@@ -62,9 +62,6 @@ pub(crate) trait Member: Send + Sync {
 /// Something is being said: whether it has left this process, or can't.
 pub(crate) type Saying = Box<dyn FnMut() -> bool + Send>;
 
-/// What is said in other groups has left in this time, or a peer does not let it through.
-pub(crate) const ELSEWHERE: Duration = Duration::from_millis(100);
-
 /// What the groups of one rank share.
 pub(crate) struct Family {
     /// Among all ranks.

@@ -43,8 +43,8 @@ pub(crate) enum Kind {
     Members = 1,
     /// One rank sends to one other.
     Pair = 2,
-    /// Links over which names are negotiated.
-    Names = 3,
+    /// Reserved: the links over which named operations are negotiated.
+    Negotiation = 3,
     /// Operations whose order was negotiated.
     Negotiated = 4,
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use crate::handle::Progress;
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::listen::Listener;
-use crate::names::Names;
+use crate::negotiation::Negotiation;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::ShortName;
 use crate::run::{MOST, TURN};
@@ -38,7 +38,6 @@ mod watch;
 pub(crate) use shared::{Quick, Shared};
 pub(crate) use turn::Turn;
 use turn::drive;
-pub(crate) use watch::OF_WAITED;
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -64,9 +63,7 @@ pub(crate) struct Inner {
     /// What runs handles.
     pub(crate) progress: OnceLock<Progress>,
     /// Operations that are told apart by name.
-    names: OnceLock<Arc<Names>>,
-    /// Whose operations these are, in a group for those.
-    run_by: OnceLock<Weak<Names>>,
+    negotiation: OnceLock<Arc<Negotiation>>,
     /// How many groups were made out of this one of the same members.
     made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
@@ -123,8 +120,7 @@ impl Inner {
             family,
             listener: Arc::default(),
             progress: OnceLock::new(),
-            names: OnceLock::new(),
-            run_by: OnceLock::new(),
+            negotiation: OnceLock::new(),
             made: std::sync::Mutex::default(),
             pairs: std::sync::Mutex::default(),
         });
@@ -134,14 +130,15 @@ impl Inner {
     }
 
     /// What runs named operations; made at first use.
-    pub(crate) fn names(&self) -> &Arc<Names> {
-        if let Some(names) = self.names.get() {
-            return names;
+    pub(crate) fn negotiation(&self) -> &Arc<Negotiation> {
+        if let Some(negotiation) = self.negotiation.get() {
+            return negotiation;
         }
-        let names = self.names.get_or_init(|| Names::start(self));
-        // They may have changed while it started.
+        let start = || Negotiation::start(self);
+        let negotiation = self.negotiation.get_or_init(start);
+        // The settings may have changed while it started.
         self.retune();
-        names
+        negotiation
     }
 
     /// What algorithms are chosen by has changed: the groups that this one has made for itself do the same.
@@ -150,8 +147,8 @@ impl Inner {
             let state = self.signals.lock();
             (state.tuning, Arc::clone(&state.layout))
         };
-        if let Some(names) = self.names.get() {
-            let data = names.data();
+        if let Some(negotiation) = self.negotiation.get() {
+            let data = negotiation.data();
             data.signals.lock().choose_by(tuning, layout);
         }
         let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,11 +157,6 @@ impl Inner {
             let layout = Arc::clone(&state.layout);
             state.choose_by(tuning, layout);
         }
-    }
-
-    /// Here named operations run when it is their turn.
-    pub(crate) fn runs_names(&self, names: &Arc<Names>) {
-        drop(self.run_by.set(Arc::downgrade(names)));
     }
 
     /// The group for what one rank sends to another, of which this is one.

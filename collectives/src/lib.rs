@@ -75,7 +75,7 @@ mod link;
 mod listen;
 mod local;
 mod lost;
-mod names;
+mod negotiation;
 mod ops;
 mod options;
 mod run;

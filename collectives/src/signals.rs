@@ -81,8 +81,6 @@ pub(crate) struct State {
     pub(crate) gone: Vec<(u32, String)>,
     /// What links to come are told of these and of others of whom peers say it.
     pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
-    /// The frame that says that this rank runs nothing more here, because of the rank that is lost. Links that come later get it, too.
-    pub(crate) retirement: Option<Vec<u8>>,
     /// What the links that are there are still to be told, whatever this rank does.
     pub(crate) unsaid: Vec<u8>,
     /// What was said last of a loss in another group: of whom, after which operation of this one, and in which frame.
@@ -122,7 +120,6 @@ impl State {
             lost: Lost::default(),
             gone: Vec::new(),
             gone_notices: BTreeMap::new(),
-            retirement: None,
             unsaid: Vec::new(),
             said_elsewhere: None,
             table: None,
@@ -271,7 +268,6 @@ impl State {
     pub(crate) fn notices_but_call(&self) -> Vec<u8> {
         let frames = self.older_notices.iter().chain(&self.operation_notice);
         let frames = frames.chain(self.gone_notices.values());
-        let frames = frames.chain(&self.retirement);
         // It says nothing any more when this rank has come to another operation.
         let last = self.last_tag();
         let elsewhere = self.said_elsewhere.as_ref();
@@ -282,8 +278,7 @@ impl State {
 
     /// Whether there is something to say that no operation will say.
     pub(crate) fn needs_attendant(&self) -> bool {
-        let notices = [&self.operation_notice, &self.retirement];
-        let notices = self.call_notice.is_some() || notices.into_iter().any(Option::is_some);
+        let notices = self.call_notice.is_some() || self.operation_notice.is_some();
         let links = || !self.arrivals.iter().all(Arrival::is_for_an_operation);
         self.notice_pending
             || !self.unsaid.is_empty()

@@ -11,7 +11,7 @@ use crate::engine::notice;
 use crate::group::{GroupId, Member, Saying};
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::names::Names;
+use crate::negotiation::Negotiation;
 use crate::operation::Tag;
 
 impl Member for Inner {
@@ -65,9 +65,9 @@ impl Member for Inner {
         if self.family.is_pair(self.id) {
             return;
         }
-        if group == Names::id_in(&self) {
+        if group == Negotiation::id_in(&self) {
             // Whoever waits for a name is told what this rank does.
-            self.names();
+            self.negotiation();
             return;
         }
         let own = self.job_rank(self.me);
@@ -98,8 +98,7 @@ impl Member for Inner {
             };
             let frame = notice(self.generation, tag, &cause);
             let is_said = matches!(&state.said_elsewhere, Some((of, after, _)) if (*of, *after) == (member, tag));
-            // That nothing more is run here because of it says more.
-            (!is_said && state.retirement.is_none()).then(|| {
+            (!is_said).then(|| {
                 state.said_elsewhere = Some((member, tag, frame.clone()));
                 frame
             })
@@ -147,37 +146,16 @@ impl Member for Inner {
                 return false;
             }
             state.lost.add(member, reason);
-            let runs_names = self.run_by.get().is_some();
-            let is_news = if runs_names {
-                state.retirement.is_none()
-            } else {
-                !state.gone_notices.contains_key(&member)
-            };
-            if !is_news {
+            if state.gone_notices.contains_key(&member) {
                 return false;
             }
-            let tag = state.next_tag();
-            let frame = if runs_names {
-                // Nothing with a name works any more. Peers may wait for this rank in an operation of which nobody tells it.
-                let (first, reason) = state.lost.first().unwrap_or((member, reason));
-                let cause = Cause::Lost {
-                    rank: Rank(first),
-                    reason: reason.to_owned(),
-                    for_good: true,
-                };
-                let frame = notice(self.generation, tag, &cause);
-                state.retirement = Some(frame.clone());
-                frame
-            } else {
-                // Peers may wait for it in an operation that this rank never begins.
-                let cause = Cause::Gone {
-                    rank: Rank(member),
-                    reason: reason.to_owned(),
-                };
-                let frame = notice(self.generation, tag, &cause);
-                state.gone_notices.insert(member, frame.clone());
-                frame
+            // Peers may wait for it in an operation that this rank never begins.
+            let cause = Cause::Gone {
+                rank: Rank(member),
+                reason: reason.to_owned(),
             };
+            let frame = notice(self.generation, state.next_tag(), &cause);
+            state.gone_notices.insert(member, frame.clone());
             state.unsaid.extend_from_slice(&frame);
             true
         });

@@ -2,7 +2,7 @@
 
 use std::borrow::BorrowMut;
 use std::future::poll_fn;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -398,17 +398,8 @@ impl Turn<'_> {
 
     /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
     pub(super) fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let for_good = match &error {
-            CollectiveError::PeerLost { rank, .. } => self.inner.signals.lock().lost.has(rank.0),
-            _ => false,
-        };
         let error = self.inner.outward(error);
         self.inner.family.failed(tag.call, &error);
-        if let CollectiveError::PeerLost { rank, reason } = &error
-            && let Some(names) = self.inner.run_by.get().and_then(Weak::upgrade)
-        {
-            names.lost_in_turn(rank.0, reason, for_good);
-        }
         error
     }
 

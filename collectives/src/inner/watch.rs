@@ -1,6 +1,6 @@
 //! Whether ranks are gone of which nothing is heard.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Inner;
@@ -8,8 +8,7 @@ use crate::error::CollectiveError;
 use crate::group::{Saying, until_gone};
 
 /// Pauses between questions, the first and the longest: about ranks that are waited for, and about others.
-pub(crate) const OF_WAITED: (Duration, Duration) =
-    (Duration::from_millis(50), Duration::from_secs(1));
+const OF_WAITED: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 const OF_OTHERS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 impl Inner {
@@ -29,9 +28,7 @@ impl Inner {
         if rank == self.family.me {
             return Vec::new();
         }
-        let names = self.run_by.get().and_then(Weak::upgrade);
-        let here = [self.id, names.map_or(self.id, |names| names.id)];
-        self.family.lost_in(&here, rank, reason)
+        self.family.lost_in(&[self.id], rank, reason)
     }
 
     /// Asks the [connector](crate::Connector::is_gone) again and again whether a peer is gone, until it is, or until this

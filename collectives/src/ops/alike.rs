@@ -7,7 +7,7 @@ use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::handle::{Ended, Failure, Promise};
-use crate::names::Fusable;
+use crate::negotiation::Fusable;
 use crate::operation::{OperationKind, ReduceOp};
 
 /// What is given to an operation that may be done for several at once.

@@ -60,8 +60,8 @@ impl Communicator {
     /// affair.
     pub fn join(&self) -> Result<Rank, CollectiveError> {
         let next = self.inner.signals.lock().next_tag();
-        // However this ends, it is over for names, too.
-        let joined = self.inner.names().join(next);
+        // However this ends, it is over for named operations, too.
+        let joined = self.inner.negotiation().join(next);
         let (last, tag) = self.join_in_order()?;
         joined.with_all(tag);
         Ok(last)

@@ -1,4 +1,4 @@
-//! What becomes of named operations when ranks come late, stand still, lose their links or are lost.
+//! Named operations when ranks come late, stand still, lose their links or are lost.
 
 use super::*;
 
@@ -89,7 +89,7 @@ fn a_name_that_waits_ends_when_the_other_communicator_goes() {
     assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
 }
 
-/// The deadline is rank 0's affair. If rank 0 stands still, the others see to it themselves.
+/// Rank 0 keeps the time. If it stands still, the others see to it themselves.
 #[test]
 fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
     let group = Group::new(Kind::Memory, 3);
@@ -119,45 +119,42 @@ fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
 /// Links break while operations are negotiated and while they run. Whatever came of those, the ranks count alike afterwards.
 #[test]
 fn links_that_broke_in_the_middle_are_made_again_and_names_go_on() {
-    for seed in 0..2 {
-        let group = Group::new(Kind::Memory, 3);
-        let fault = Fault::cut();
-        for rank in 0..3 {
-            group.set_fault(rank, &fault);
+    let group = Group::new(Kind::Memory, 3);
+    let fault = Fault::cut();
+    for rank in 0..3 {
+        group.set_fault(rank, &fault);
+    }
+    group.set_timeout(Duration::from_millis(700));
+    let round = |comm: &Communicator| {
+        let handles: Vec<Handle<Vec<u32>>> = (0..4)
+            .map(|index| {
+                comm.named(format!("t{index}"))
+                    .all_reduce(vec![1; 100], ReduceOp::Sum)
+            })
+            .collect();
+        let all = comm.named("all").all_gather_varcount(vec![7_u8]);
+        let mut well = true;
+        for handle in handles {
+            match handle.wait() {
+                Ok(sum) => assert_eq!(sum, [3; 100]),
+                Err(_) => well = false,
+            }
         }
-        group.set_timeout(Duration::from_millis(700));
-        let round = |comm: &Communicator| {
-            let handles: Vec<Handle<Vec<u32>>> = (0..4)
-                .map(|index| {
-                    comm.named(format!("t{index}"))
-                        .all_reduce(vec![1; 100], ReduceOp::Sum)
-                })
-                .collect();
-            let all = comm.named("all").all_gather_varcount(vec![7_u8]);
-            let mut well = true;
-            for handle in handles {
-                match handle.wait() {
-                    Ok(sum) => assert_eq!(sum, [3; 100]),
-                    Err(_) => well = false,
-                }
-            }
-            well & all.wait().is_ok()
-        };
-        for budget in [0, 30, 150, 400, 900, 2000, 3500, 6000] {
-            let budget = budget + seed * 57;
-            assert_eq!(group.run(round), [true; 3]);
-            fault.arm(budget);
-            group.run(round);
-            fault.disarm();
-            // Who only reads may not have seen yet that a link broke.
-            let mut attempts = 0;
-            while group.run(round) != [true; 3] {
-                attempts += 1;
-                assert!(
-                    attempts < 5,
-                    "cut after {budget} bytes: they do not find together"
-                );
-            }
+        well & all.wait().is_ok()
+    };
+    for budget in [0, 30, 207, 400, 900, 2000, 3557, 6000] {
+        assert_eq!(group.run(round), [true; 3]);
+        fault.arm(budget);
+        group.run(round);
+        fault.disarm();
+        // Who only reads may not have seen yet that a link broke.
+        let mut attempts = 0;
+        while group.run(round) != [true; 3] {
+            attempts += 1;
+            assert!(
+                attempts < 5,
+                "cut after {budget} bytes: they do not find together"
+            );
         }
     }
 }
@@ -188,28 +185,44 @@ fn what_rank_0_has_decided_is_told_before_it_goes() {
     }
 }
 
-/// Whoever it is that is gone, and though no link was made for names yet.
+/// The word of the node or the head ends what waits at once, and all to come, whether the lost rank has ever had a link.
 #[test]
-fn a_rank_that_is_gone_is_named_at_once_by_all_that_wait_for_its_names() {
-    for gone in [0, 2] {
-        let mut group = Group::new(Kind::Memory, 3);
-        let cut = Fault::cut();
-        for rank in 0..3 {
-            group.set_fault(rank, &cut);
+fn a_rank_that_is_said_to_be_lost_is_named_at_once() {
+    for lost in [0, 2] {
+        let group = Group::new(Kind::Memory, 3);
+        let others = || {
+            (0..3)
+                .filter(|rank| *rank != lost)
+                .map(|rank| &group.members[rank])
+        };
+        let start = |comm: &Communicator| comm.named("w").barrier();
+        let waiting: Vec<_> = others().map(start).collect();
+        let lost = Rank(lost as u32);
+        others().for_each(|comm| comm.rank_lost(lost, "killed"));
+        for handle in waiting.into_iter().chain(others().map(start)) {
+            let error = handle.wait().unwrap_err();
+            let expected = CollectiveError::PeerLost {
+                rank: lost,
+                reason: "killed".to_owned(),
+            };
+            assert_eq!(error, expected);
         }
-        group.run(|comm| comm.barrier().unwrap());
-        group.is_gone(gone);
-        drop(group.members.remove(gone as usize));
-        let begun = Instant::now();
-        for error in group.run(|comm| comm.named("w").barrier().wait().unwrap_err()) {
-            assert_eq!(error.culprit_rank(), Some(Rank(gone)), "{error}");
-            // These links to a rank that is not there fail by themselves.
-            let text = error.to_string();
-            assert!(
-                gone == 0 || text.contains("nothing listens there"),
-                "{text}"
-            );
-        }
-        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+/// The end of a link is only a suspicion: a program that ends because of a loss is not named in place of the lost rank.
+#[test]
+fn the_rank_that_is_said_to_be_lost_is_named_and_not_one_that_leaves_because_of_it() {
+    for leaves in [0, 1] {
+        let mut group = Group::new(Kind::Unix, 3);
+        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        let waiting = group.members[1 - leaves].named("w").barrier();
+        drop(group.members.remove(leaves));
+        let other = &group.members[0];
+        // It is not named before the word can come.
+        let waiting = waiting.wait_for(Duration::from_millis(100)).unwrap_err();
+        other.rank_lost(Rank(2), "killed");
+        let error = waiting.wait().unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
     }
 }

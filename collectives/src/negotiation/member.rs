@@ -1,13 +1,11 @@
-//! Named operations as one of the groups of their rank: what comes to them from outside.
+//! The reserved group as one of the groups of its rank: what comes to it from outside.
 
 use std::sync::Arc;
-use std::sync::mpsc::{TryRecvError, channel};
 use std::time::Instant;
 
 use kolo_transport::ids::{CallId, Rank};
 
-use super::loss::Loss;
-use super::{Command, Names, SHOWN};
+use super::{Command, Negotiation, SHOWN};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
 use crate::group::{GroupId, Member, Saying};
@@ -15,7 +13,7 @@ use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
 
-impl Member for Names {
+impl Member for Negotiation {
     fn lane(
         self: Arc<Self>,
         rank: u32,
@@ -23,19 +21,17 @@ impl Member for Names {
         _theirs: bool,
     ) -> Result<(), LaneError> {
         let Some(member) = self.linked(rank) else {
+            let own = self.job_rank(self.me);
             return Err(LaneError::Refused {
-                reason: format!(
-                    "rank {rank} has no link for names to rank {}",
-                    self.members[self.me as usize]
-                ),
+                reason: format!("rank {rank} has no link for named operations to rank {own}"),
             });
         };
         let lane = lane.and_then(|link| {
             link.into_lane().ok_or_else(|| LaneError::Unreachable {
-                reason: "its link for names ended before this rank had any".to_owned(),
+                reason: "its link for named operations ended before this rank had any".to_owned(),
             })
         });
-        self.tell(Command::Arrived { rank: member, lane });
+        self.tell(Command::Arrived { member, lane });
         Ok(())
     }
 
@@ -51,7 +47,7 @@ impl Member for Names {
         }
     }
 
-    /// Names have no numbers.
+    /// Messages have no numbers.
     fn has_yet_to_begin(&self, _tag: Tag) -> bool {
         false
     }
@@ -60,23 +56,21 @@ impl Member for Names {
 
     fn waits(&self) -> Option<(Instant, String)> {
         let state = self.lock();
-        let ((_, name), first) =
-            (state.pending.iter()).min_by_key(|(_, pending)| pending.started)?;
+        let pending = state.pending.iter();
+        let ((_, name), first) = pending.min_by_key(|(_, pending)| pending.started)?;
         let more = match state.pending.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let name: String = name.chars().take(SHOWN).collect();
-        Some((
-            first.started,
-            format!("{} named `{name}`{more}", first.operation),
-        ))
+        let text = format!("{} named `{name}`{more}", first.operation);
+        Some((first.started, text))
     }
 
     fn begin_call(self: Arc<Self>, call: CallId) {
         let old = {
             let mut state = self.lock();
-            state.over = None;
+            state.failed_call = None;
             state.joining.begin_call(call.0);
             std::mem::replace(&mut state.call, call.0)
         };
@@ -87,65 +81,58 @@ impl Member for Names {
         let error = CollectiveError::Aborted {
             reason: reason.clone(),
         };
-        self.fail_all(call.0, &error);
+        self.fail_with(self.take_before(call.0), &error);
+        let rank = Rank(self.me);
         self.tell(Command::Over {
             before: call.0,
-            cause: Cause::Left {
-                rank: Rank(self.me),
-                reason,
-            },
+            cause: Cause::Left { rank, reason },
         });
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        let own = CollectiveError::Aborted {
-            reason: reason.to_owned(),
+        let reason = reason.to_owned();
+        let error = CollectiveError::Aborted {
+            reason: reason.clone(),
         };
         {
             let mut state = self.lock();
-            if state.call != call || state.over.is_some() {
+            if state.call != call || state.failed_call.is_some() {
                 return;
             }
-            state.over = Some((call, own.clone()));
+            state.failed_call = Some((call, error.clone()));
         }
-        self.fail_all(call + 1, &own);
+        self.fail_with(self.take_before(call + 1), &error);
+        let rank = Rank(self.me);
         self.tell(Command::Over {
             before: call + 1,
-            cause: Cause::Failed {
-                rank: Rank(self.me),
-                reason: reason.to_owned(),
-            },
+            cause: Cause::Failed { rank, reason },
         });
     }
 
-    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying> {
-        let loss = Loss {
-            rank: self.position(rank)?,
-            reason: reason.to_owned(),
-            for_good: false,
-        };
-        let (told, is_told) = channel();
-        self.tell(Command::LostInTurn { loss, told });
-        Some(Box::new(move || {
-            is_told.try_recv() != Err(TryRecvError::Empty)
-        }))
+    /// Who is lost is heard from the node or the head, and not over these links.
+    fn lost_elsewhere(self: Arc<Self>, _rank: u32, _reason: &str) -> Option<Saying> {
+        None
     }
 
     fn revoke(self: Arc<Self>, reason: &str) {
-        let error = CollectiveError::Revoked {
+        self.give_up(&CollectiveError::Revoked {
             reason: reason.to_owned(),
-        };
-        let error = self.lock().lost.get_or_insert(error).clone();
-        self.fail_all(u64::MAX, &error);
+        });
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        if let Some(rank) = self.position(rank) {
-            self.tell(Command::Lost(Loss {
-                rank,
-                reason: reason.to_owned(),
-                for_good: true,
-            }));
-        }
+        let Some(member) = self.position(rank) else {
+            return;
+        };
+        let reason = reason.to_owned();
+        self.give_up(&CollectiveError::PeerLost {
+            rank: Rank(rank),
+            reason: reason.clone(),
+        });
+        self.tell(Command::Lost(Cause::Lost {
+            rank: Rank(member),
+            reason,
+            for_good: true,
+        }));
     }
 }

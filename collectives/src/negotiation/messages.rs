@@ -1,11 +1,11 @@
-//! The messages about named operations. No I/O.
+//! The messages about named operations, and how they lie on a link: four bytes of length, then MessagePack. No I/O.
 
 use serde::{Deserialize, Serialize};
 
 use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header};
 use crate::operation::{Operation, Tag};
-use kolo_transport::ids::Generation;
+use kolo_transport::ids::{Generation, Rank};
 
 /// Longest message, in bytes: a batch of the longest names fits.
 pub(super) const MOST: usize = 16 << 20;
@@ -26,10 +26,10 @@ pub(super) struct Join {
     pub(super) since: u64,
 }
 
-/// From a rank to rank 0.
+/// From a rank to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Up {
-    /// It has started an operation.
+    /// The rank has started an operation.
     Ask {
         call: u64,
         name: String,
@@ -39,40 +39,40 @@ pub(super) enum Up {
         serial: u64,
         epoch: u64,
     },
-    /// It has no more data.
+    /// The rank has no more data.
     Join(Join),
-    /// It is in the join with this number no more, because all had joined or because it failed.
+    /// The join with this number is over, because all had joined or because the join failed.
     Unjoin { serial: u64, all: bool },
-    /// Calls before this one are over there.
+    /// Calls before this one are over on the rank.
     Over { before: u64, cause: Vec<u8> },
-    /// What it does.
+    /// What the rank does.
     Doing { text: String },
 }
 
-/// From rank 0 to a rank.
+/// From the coordinator to a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Down {
-    /// Do these now, as the operations of the call from this number on.
+    /// Run these now, as one operation with this number in the call.
     Run {
         call: u64,
         number: u64,
-        /// What was heard last of the rank that hears this: what it has asked for since is not meant.
+        /// The number of the last request that the coordinator had from the receiver: later ones are not meant.
         heard: u64,
-        /// The rank that hears this takes part without data, as it said by this join.
+        /// The receiver takes part without data, as it said by this join.
         follows: Option<u64>,
         names: Vec<String>,
     },
-    /// They are given up.
+    /// These are given up.
     Fail {
         call: u64,
-        /// As of [`Down::Run`].
+        /// As in [`Down::Run`].
         heard: u64,
         names: Vec<String>,
         cause: Vec<u8>,
     },
-    /// What do you do?
+    /// The receiver is to say what it does.
     Query,
-    /// They wait for long.
+    /// These have waited for long.
     Stalled {
         call: u64,
         names: Vec<String>,
@@ -101,10 +101,10 @@ pub(super) fn decode_operation(bytes: &[u8]) -> Option<Operation> {
     }
 }
 
-/// A cause that is none is still a failure.
+/// Reads a cause. Bytes that are none are a failure of the sender.
 pub(super) fn decode_cause(bytes: &[u8], rank: u32) -> Cause {
     Cause::parse(bytes).unwrap_or_else(|| Cause::Protocol {
-        rank: kolo_transport::ids::Rank(rank),
+        rank: Rank(rank),
         reason: "it sent a cause that is none".to_owned(),
     })
 }
@@ -161,11 +161,6 @@ impl Inbox {
         self.start += 4 + length;
         Ok(Some(message))
     }
-
-    /// Forgets what came.
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
-    }
 }
 
 #[cfg(test)]
@@ -209,7 +204,7 @@ mod tests {
         assert_eq!(inbox.take::<Up>(), Ok(None));
         inbox.push(&[255; 9]);
         assert!(inbox.take::<Up>().unwrap_err().contains("limit"));
-        inbox.clear();
+        let mut inbox = Inbox::default();
         inbox.push(&[1, 0, 0, 0, 5]);
         assert!(inbox.take::<Up>().is_err());
     }
@@ -238,7 +233,7 @@ mod tests {
             let mut inbox = Inbox::default();
             inbox.push(&bytes);
             drop(inbox.take::<Up>());
-            inbox.clear();
+            let mut inbox = Inbox::default();
             inbox.push(&bytes);
             drop(inbox.take::<Down>());
             prop_assert!(decode_operation(&bytes).is_none());

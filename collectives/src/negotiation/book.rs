@@ -1,14 +1,14 @@
-//! What rank 0 knows of named operations: who has started which, and what follows from that. Pure: time comes in as
-//! arguments, messages go out as verdicts.
+//! What the coordinator knows of named operations: which member has asked for which, and what follows from that. Pure: events and
+//! the time come in as arguments, decisions go out.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::cause::Cause;
 use crate::operation::Operation;
 
-use super::wire::{BATCH, Join};
+use super::messages::{BATCH, Join};
 use clock::Doing;
 use entry::{ASK, Entry, Stall, weight};
 
@@ -18,54 +18,59 @@ mod clock;
 mod entry;
 mod joined;
 
-/// Batches that are under way on rank 0 at once. While they are, what gets ready waits, and is fused.
+/// Operations that are under way on the coordinator at once. What gets ready meanwhile waits, and is fused.
 const AHEAD: usize = 2;
 
-/// Most operations that one rank may have asked for. It has no more under way than [`super::MOST`], and what it gave up
-/// itself may not have reached rank 0 yet.
+/// Most operations that one member may have asked for. It has no more than [`super::MOST`] under way, and the word that it has
+/// given some up may be on its way.
 pub(super) const ASKED: usize = 2 * super::MOST;
 
 /// A named operation of a call.
 pub(super) type Key = (u64, String);
 
-/// What a rank asks for by a name.
+/// What a member asks for by a name.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) operation: Operation,
     pub(super) limit: Duration,
-    /// Later ones of the rank have higher numbers.
+    /// Later requests of the member have higher numbers.
     pub(super) serial: u64,
     /// All ranks had joined last before this operation without a name of the call.
     pub(super) epoch: u64,
 }
 
-/// What was heard last of each rank when something was decided: that is not about what a rank has asked for since.
+/// The number of the last request of each member when something was decided: the decision is not about later requests.
 pub(super) type Heard = Arc<Vec<u64>>;
 
-/// What rank 0 has decided.
+/// Operations that are given up.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
-    /// All ranks do these now, as one operation if they are several, which has this number in its call.
+pub(super) struct Failed {
+    pub(super) call: u64,
+    pub(super) heard: Heard,
+    pub(super) names: Vec<String>,
+    pub(super) cause: Cause,
+    /// By member, whether it has asked for one of them: the others need not know.
+    pub(super) asked: Vec<bool>,
+}
+
+/// What the coordinator has decided.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Decision {
+    /// All ranks run these now, as one operation with this number in its call.
     Run {
         call: u64,
         number: u64,
         heard: Heard,
         names: Vec<String>,
-        /// Who takes part without data, and by which of its joins.
+        /// The members that take part without data, and by which of their joins.
         followers: Vec<(u32, u64)>,
     },
-    /// They are given up.
-    Fail {
-        call: u64,
-        heard: Heard,
-        names: Vec<String>,
-        cause: Cause,
-        /// By rank, whether it has asked for one of them: it is no news for the others.
-        asked: Vec<bool>,
+    Fail(Failed),
+    /// These members are asked what they do.
+    Query {
+        members: Vec<u32>,
     },
-    /// These ranks are asked what they do.
-    Query { ranks: Vec<u32> },
-    /// They wait for long, for these ranks, which do something else.
+    /// These operations have waited for long for these members, which do something else.
     Stalled {
         call: u64,
         names: Vec<String>,
@@ -83,28 +88,27 @@ pub(super) struct Book {
     entries: HashMap<Key, Entry>,
     /// How many of them are not ready.
     waiting: usize,
-    /// Those for which all have asked, in that order.
+    /// Those for which all have asked, in the order in which the last request came.
     ready: VecDeque<Key>,
-    /// By rank.
+    /// By member.
     joined: Vec<Option<Join>>,
     doing: HashMap<u32, Doing>,
-    /// Before this time nobody is asked.
+    /// Before this time nobody is asked what it does.
     asks_from: Option<Instant>,
-    /// Before this time there is nothing to be seen on the clock: there may be thousands of entries.
+    /// Before this time the clock brings nothing, so the entries, of which there may be thousands, are not looked at.
     alarm: Option<Instant>,
-    /// The number of the last request of each rank.
     heard: Heard,
-    /// How many entries each rank has asked for.
+    /// How many entries each member has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
     next: (u64, u64),
-    /// Ranks that are gone.
+    /// Why nothing works any more.
     lost: Option<Cause>,
     /// Calls before this one are over.
     over_before: u64,
     over: Option<Cause>,
     running: usize,
-    verdicts: Vec<Verdict>,
+    decisions: Vec<Decision>,
 }
 
 impl Book {
@@ -127,29 +131,30 @@ impl Book {
             over_before: 0,
             over: None,
             running: 0,
-            verdicts: Vec::new(),
+            decisions: Vec::new(),
         }
     }
 
-    /// Whether a rank has asked for more than it can have under way: then it does not keep to the protocol.
+    /// Whether a member has asked for more than it can have under way: it does not keep to the protocol then.
     pub(super) fn is_greedy(&self, rank: u32) -> bool {
         self.asked
             .get(rank as usize)
             .is_some_and(|asked| *asked >= ASKED)
     }
 
-    /// A rank has started an operation.
+    /// A member has started an operation.
     pub(super) fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
         if rank >= self.world {
             return;
         }
-        // Verdicts that are not told yet keep what was heard before.
+        // Decisions that are not told yet keep what was heard before.
         let heard = &mut Arc::make_mut(&mut self.heard)[rank as usize];
         *heard = request.serial.max(*heard);
         let over = self.over.clone().filter(|_| call < self.over_before);
         if let Some(cause) = self.lost.clone().or(over) {
             let asked = (0..self.world).map(|other| other == rank).collect();
-            self.fail(call, vec![name], cause, asked);
+            let failed = self.failed(call, vec![name], cause, asked);
+            self.decisions.push(Decision::Fail(failed));
             return;
         }
         let entry = self.entries.entry((call, name.clone())).or_insert_with(|| {
@@ -180,29 +185,22 @@ impl Book {
         self.check(&(call, name));
     }
 
-    /// A batch has ended on rank 0.
+    /// An operation that was decided has ended on the coordinator.
     pub(super) fn ended(&mut self) {
         self.running = self.running.saturating_sub(1);
     }
 
-    /// A rank's link has ended; if it is gone for good nothing can work any more.
-    pub(super) fn lost(&mut self, cause: Cause, for_good: bool) {
-        if for_good && self.lost.is_none() {
-            self.lost = Some(cause.clone());
-        }
-        // With the first one it began.
-        let cause = self.lost.clone().unwrap_or(cause);
-        self.fail_all(u64::MAX, &cause);
+    /// A member is lost: nothing works any more. The first cause stays.
+    pub(super) fn lost(&mut self, cause: Cause) {
+        let cause = self.lost.get_or_insert(cause).clone();
+        let failed = self.fail_all(u64::MAX, &cause);
+        self.decide_to_fail(failed);
     }
 
-    /// Whether a rank is gone for good.
-    pub(super) fn has_lost(&self) -> bool {
-        self.lost.is_some()
-    }
-
-    /// Calls before this one are over on some rank.
+    /// Calls before this one are over on some member.
     pub(super) fn over(&mut self, before: u64, cause: Cause) {
-        self.fail_all(before, &cause);
+        let failed = self.fail_all(before, &cause);
+        self.decide_to_fail(failed);
         for joined in &mut self.joined {
             joined.take_if(|join| join.call < before);
         }
@@ -212,8 +210,14 @@ impl Book {
         }
     }
 
-    fn fail_all(&mut self, before: u64, cause: &Cause) {
-        let mut failed: HashMap<u64, (Vec<String>, Vec<bool>)> = HashMap::new();
+    fn decide_to_fail(&mut self, failed: Vec<Failed>) {
+        let decisions = failed.into_iter().map(Decision::Fail);
+        self.decisions.extend(decisions);
+    }
+
+    /// Forgets all operations of calls before this one, and returns them.
+    pub(super) fn fail_all(&mut self, before: u64, cause: &Cause) -> Vec<Failed> {
+        let mut calls: BTreeMap<u64, (Vec<String>, Vec<bool>)> = BTreeMap::new();
         let keys: Vec<Key> = self
             .entries
             .keys()
@@ -224,7 +228,7 @@ impl Book {
             let Some(entry) = self.remove(&key) else {
                 continue;
             };
-            let (names, asked) = failed
+            let (names, asked) = calls
                 .entry(key.0)
                 .or_insert_with(|| (Vec::new(), vec![false; self.world as usize]));
             names.push(key.1);
@@ -233,20 +237,21 @@ impl Book {
             }
         }
         self.ready.retain(|(call, _)| *call >= before);
-        for (call, (mut names, asked)) in failed {
+        let failed = calls.into_iter().map(|(call, (mut names, asked))| {
             names.sort();
-            self.fail(call, names, cause.clone(), asked);
-        }
+            self.failed(call, names, cause.clone(), asked)
+        });
+        failed.collect()
     }
 
-    fn fail(&mut self, call: u64, names: Vec<String>, cause: Cause, asked: Vec<bool>) {
-        self.verdicts.push(Verdict::Fail {
+    fn failed(&self, call: u64, names: Vec<String>, cause: Cause, asked: Vec<bool>) -> Failed {
+        Failed {
             call,
             heard: Arc::clone(&self.heard),
             names,
             cause,
             asked,
-        });
+        }
     }
 
     fn remove(&mut self, key: &Key) -> Option<Entry> {
@@ -269,7 +274,7 @@ impl Book {
     }
 
     /// What follows from all that came.
-    pub(super) fn verdicts(&mut self, now: Instant) -> Vec<Verdict> {
+    pub(super) fn decisions(&mut self, now: Instant) -> Vec<Decision> {
         self.look_at_the_clock(now);
         while self.running < AHEAD
             && let Some(key) = self.ready.pop_front()
@@ -280,14 +285,16 @@ impl Book {
             let (call, name) = key;
             match entry.judge(&name) {
                 Err(cause) => {
-                    self.fail(call, vec![name], cause, entry.who_asked().collect());
+                    let asked = entry.who_asked().collect();
+                    let failed = self.failed(call, vec![name], cause, asked);
+                    self.decisions.push(Decision::Fail(failed));
                 }
                 Ok(None) => {}
                 Ok(Some(operation)) => {
                     let names = self.fuse(call, name, &operation, &entry.followers);
                     self.running += 1;
                     let number = self.number(call);
-                    self.verdicts.push(Verdict::Run {
+                    self.decisions.push(Decision::Run {
                         call,
                         number,
                         heard: Arc::clone(&self.heard),
@@ -297,11 +304,11 @@ impl Book {
                 }
             }
         }
-        std::mem::take(&mut self.verdicts)
+        std::mem::take(&mut self.decisions)
     }
 
-    /// Takes what is ready, is like this operation, is done without data of the same ranks, and fits: a rank has data for all of a
-    /// batch or for nothing. It looks past what does not.
+    /// Takes those of the ready operations that are like this one, are done without data of the same members, and fit: a member has
+    /// data for all of a fused operation or for none. Operations that do not fit are passed over.
     fn fuse(
         &mut self,
         call: u64,

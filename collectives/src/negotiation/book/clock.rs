@@ -1,6 +1,6 @@
-//! What the book does when time goes by: asking, reporting and naming those that are late.
+//! What the book decides when time goes by: members that are late are asked, reported and named.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
@@ -10,15 +10,15 @@ use crate::error::DOING;
 use crate::stall::{Missing, as_said};
 
 use super::entry::{ASK, COLLECT, Stall};
-use super::{Book, Key, Verdict};
+use super::{Book, Decision, Key};
 
-/// All entries are looked at, so that is done but once in this time.
+/// Looking at the clock takes a look at all entries, so that is done at most once in this time.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Those that did not come are asked again after so long, and whenever an operation has waited for twice as long as then.
+/// A member that did not come is asked again after so long, and then whenever the operation has waited for twice as long.
 const REPEAT: Duration = Duration::from_secs(1);
 
-/// What a rank said that it does, and when.
+/// What a member said that it does, and when.
 #[derive(Debug)]
 pub(super) struct Doing {
     at: Instant,
@@ -32,13 +32,13 @@ impl Doing {
 }
 
 impl Book {
-    /// A rank says what it does.
-    pub(in crate::names) fn doing(&mut self, now: Instant, rank: u32, text: String) {
+    /// A member says what it does.
+    pub(in crate::negotiation) fn doing(&mut self, now: Instant, rank: u32, text: String) {
         self.doing.insert(rank, Doing { at: now, text });
     }
 
-    /// Whether a rank that has a link now was to be asked what it does.
-    pub(in crate::names) fn wants_to_know(&self, rank: u32) -> bool {
+    /// Whether a member that has a link now was to be asked before what it does.
+    pub(in crate::negotiation) fn wants_to_know(&self, rank: u32) -> bool {
         let mut asked = self.entries.values().filter(|entry| {
             let was_asked = entry.ask_at != entry.since + ASK || entry.stall != Stall::Not;
             was_asked && !entry.is_ready
@@ -46,8 +46,8 @@ impl Book {
         asked.any(|entry| entry.missing(&self.joined).contains(&rank))
     }
 
-    /// After such a time operations are said to wait for long.
-    pub(in crate::names) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
+    /// Operations are reported when they have waited for so long.
+    pub(in crate::negotiation) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
         if self.stall_after != stall_after {
             self.stall_after = stall_after;
             // Of those that wait, too.
@@ -122,7 +122,7 @@ impl Book {
         if !query.is_empty() {
             query.sort_unstable();
             query.dedup();
-            self.verdicts.push(Verdict::Query { ranks: query });
+            self.decisions.push(Decision::Query { members: query });
         }
         for ((call, missing), (mut names, waited)) in stalled {
             names.sort();
@@ -137,7 +137,7 @@ impl Book {
                     )
                 })
                 .collect();
-            self.verdicts.push(Verdict::Stalled {
+            self.decisions.push(Decision::Stalled {
                 call,
                 names,
                 waited,
@@ -146,20 +146,13 @@ impl Book {
         }
         // Of what is given up nothing is reported any more.
         for ((call, name), cause, asked) in late {
-            self.fail(call, vec![name], cause, asked);
+            let failed = self.failed(call, vec![name], cause, asked);
+            self.decisions.push(Decision::Fail(failed));
         }
     }
 
-    /// The ranks that operations wait for.
-    pub(in crate::names) fn waits_for(&self) -> BTreeSet<u32> {
-        let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        waiting
-            .flat_map(|entry| entry.missing(&self.joined))
-            .collect()
-    }
-
     /// When to look at the clock again.
-    pub(in crate::names) fn next_alarm(&self) -> Option<Instant> {
+    pub(in crate::negotiation) fn next_alarm(&self) -> Option<Instant> {
         self.alarm.filter(|_| self.waiting > 0)
     }
 }

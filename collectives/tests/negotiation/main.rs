@@ -1,4 +1,4 @@
-//! Named operations: started in another order on each rank, fused, disagreed about; and late or lost (`lost.rs`).
+//! Named operations: started in another order on each rank, fused, disagreed about; with late or lost ranks in `lost.rs`.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -174,34 +174,6 @@ fn gathers_and_scatters_are_fused_with_their_like() {
     }
 }
 
-/// What fails by itself does so, and not in the middle of others.
-#[test]
-fn what_nobody_can_do_is_not_fused() {
-    let group = Group::new(Kind::Unix, 2);
-    group.run(|comm| {
-        let name = |name: &str| comm.named(name);
-        // While these are under way the others get ready.
-        let first = ["x", "y"].map(|name| comm.named(name).all_gather(vec![1_u8; 1 << 20]));
-        let good = name("good").reduce_scatter(vec![1_u8; 4], 4, ReduceOp::Sum);
-        let bad = name("bad").reduce_scatter(vec![1_u8; 5], 4, ReduceOp::Sum);
-        let worse = name("worse").reduce_scatter(vec![1.0_f32; 4], 4, ReduceOp::Adasum);
-        let length = 2 + comm.rank().index();
-        let other = name("other").all_gather(vec![1_u8; length]);
-        let better = name("better").reduce_scatter(vec![2_u8; 4], 4, ReduceOp::Sum);
-        assert_eq!(good.wait().unwrap(), [2, 2]);
-        assert_eq!(better.wait().unwrap(), [4, 4]);
-        let error = bad.wait().unwrap_err().to_string();
-        assert!(error.contains("5 elements in 4 rows"), "{error}");
-        let error = worse.wait().unwrap_err().to_string();
-        assert!(error.contains("adasum"), "{error}");
-        let error = other.wait().unwrap_err();
-        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
-        for handle in first {
-            assert_eq!(handle.wait().unwrap().len(), 2 << 20);
-        }
-    });
-}
-
 #[test]
 fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
     let group = Group::new(Kind::Unix, 3);
@@ -233,24 +205,25 @@ fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
 }
 
 #[test]
-fn a_name_that_is_under_way_cannot_be_used_twice() {
+fn names_that_can_not_be_used_are_refused() {
     let group = Group::new(Kind::Memory, 2);
-    let comm = &group.members[0];
-    let first = comm.named("a").all_reduce(vec![1], ReduceOp::Sum);
-    let error = comm
-        .named("a")
-        .all_reduce(vec![1], ReduceOp::Sum)
-        .wait()
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`a` is under way on this rank already"),
-        "{error}"
-    );
-    let other = group.members[1]
-        .named("a")
-        .all_reduce(vec![1], ReduceOp::Sum);
+    let sum = |rank: usize, name: String| {
+        let named = group.members[rank].named(name);
+        named.all_reduce(vec![1], ReduceOp::Sum)
+    };
+    let longest = || "n".repeat(1024);
+    let first = sum(0, longest());
+    for (name, expected) in [
+        (longest(), "is under way on this rank already"),
+        (
+            "n".repeat(1025),
+            "the name of an operation has 1025 bytes: it may have up to 1024",
+        ),
+    ] {
+        let error = sum(0, name).wait().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let other = sum(1, longest());
     assert_eq!((first.wait(), other.wait()), (Ok(vec![2]), Ok(vec![2])));
 }
 
@@ -329,18 +302,6 @@ fn operations_in_several_parts_keep_their_place() {
             assert_eq!(sum.wait().unwrap(), [2]);
         }
     });
-}
-
-#[test]
-fn a_name_that_is_too_long_is_refused() {
-    let group = Group::new(Kind::Memory, 2);
-    let comm = &group.members[0];
-    let error = comm.named("n".repeat(1025)).barrier().wait().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the name of an operation has 1025 bytes: it may have up to 1024"
-    );
-    group.run(|comm| comm.named("n".repeat(1024)).barrier().wait().unwrap());
 }
 
 /// A rank that goes on to its next call without waiting for its handles leaves the others, and not out of step.

@@ -1,34 +1,34 @@
-//! One named operation that ranks have asked for, and what operations have in common.
+//! A named operation that members have asked for, and what operations have in common.
 
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
 use crate::cause::Cause;
-use crate::names::wire::Join;
+use crate::negotiation::messages::Join;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 
-/// So long it waits for those that did not come to say what they do, before it reports them.
+/// Members that did not come have so long to say what they do before they are reported.
 pub(super) const COLLECT: Duration = Duration::from_millis(300);
 
-/// Those that did not come are asked what they do when an operation has waited for so long ...
+/// Members that did not come are asked what they do when an operation has waited for so long.
 pub(super) const ASK: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// By rank.
+    /// By member.
     pub(super) asked: Vec<Option<Operation>>,
     pub(super) since: Instant,
     pub(super) deadline: Instant,
     pub(super) limit: Duration,
-    /// When those that are missing are asked next what they do.
+    /// When the missing members are asked next what they do.
     pub(super) ask_at: Instant,
     pub(super) stall: Stall,
     pub(super) is_ready: bool,
     pub(super) call: u64,
-    /// The latest of those that ask had seen all ranks join [before this operation](super::Request::epoch).
+    /// The highest [epoch](super::Request::epoch) of the requests.
     pub(super) epoch: u64,
-    /// Who takes part without data when it is ready, and by which of its joins.
+    /// When it is ready: the members that take part without data, and by which of their joins.
     pub(super) followers: Vec<(u32, u64)>,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum Stall {
 }
 
 impl Entry {
-    /// When there is something to be done about it, if it is not ready by then.
+    /// When the clock brings something about it, if it is not ready by then.
     pub(super) fn alarm(&self, stall_after: Duration, asks_from: Option<Instant>) -> Instant {
         let stall = match self.stall {
             Stall::Not => self.since.checked_add(stall_after),
@@ -52,7 +52,7 @@ impl Entry {
         stall.map_or(first, |stall| stall.min(first))
     }
 
-    /// By rank.
+    /// By member.
     pub(super) fn who_asked(&self) -> impl Iterator<Item = bool> {
         self.asked.iter().map(Option::is_some)
     }
@@ -65,7 +65,7 @@ impl Entry {
             .collect()
     }
 
-    /// It is done without the data of ranks that have none.
+    /// The operation is done without the data of members that have none.
     pub(super) fn set_followers(&mut self, joined: &[Option<Join>]) {
         let followers = self.without_data(joined);
         self.followers = followers
@@ -73,8 +73,8 @@ impl Entry {
             .collect();
     }
 
-    /// Those that have not asked, and the joins of theirs that count here: one of another call does not, nor one that was over when
-    /// another rank asked.
+    /// The members that have not asked, and those joins of theirs that count here: not of another call, nor over when another
+    /// member asked.
     fn without_data(&self, joined: &[Option<Join>]) -> impl Iterator<Item = (u32, Option<Join>)> {
         (0..)
             .zip(self.asked.iter().zip(joined))
@@ -85,7 +85,9 @@ impl Entry {
             })
     }
 
-    /// The first operation, and another one that differs.
+    /// The operation that all asked for.
+    ///
+    /// Fails with the first two members that ask for different ones.
     pub(super) fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
         let mut asked = (0..)
             .zip(&self.asked)
@@ -106,7 +108,7 @@ impl Entry {
 }
 
 /// What operations have in common that can be fused: all but lengths and shapes. None if this one can't be.
-pub(in crate::names) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
+pub(in crate::negotiation) fn likeness(operation: &Operation, world: u32) -> Option<Operation> {
     let alike = match operation.kind {
         // Several buffers are by themselves.
         OperationKind::AllReduce => {

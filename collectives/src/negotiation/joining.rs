@@ -1,13 +1,13 @@
 //! What a rank's joins mean for its named operations.
 //!
-//! Rank 0 hears of a join over its own link, and later than it begins and ends. So joins have numbers, and an operation that is to
-//! run without a rank's data says by which of its joins: the rank takes part in it only if that one did not fail. And asks say after how
-//! many operations without names all had joined last: what was said before that is of a join that is over.
+//! The coordinator hears of a join later than it begins and ends. So joins have numbers, and an operation that runs without a
+//! rank's data says by which of its joins: the rank takes part only if that join did not fail. And a rank that asks says after how
+//! many operations without names all had joined last: a join from before that is over.
 
 use std::sync::Arc;
 
-use super::wire::Join;
-use super::{Command, Names};
+use super::messages::Join;
+use super::{Command, Negotiation};
 use crate::operation::Tag;
 
 /// The joins of this rank.
@@ -15,9 +15,8 @@ use crate::operation::Tag;
 pub(super) struct Joining {
     /// The number that was given last to a join or to what was asked.
     serial: u64,
-    /// The number of the last join, and of the last one for which a link was made again.
+    /// The number of the last join.
     last: u64,
-    linked_again: u64,
     /// The join that this rank is in.
     open: Option<Join>,
     /// The number of the last join that ended before all had joined. It counts no more, nor do those before it.
@@ -55,18 +54,9 @@ impl Joining {
         }
     }
 
-    /// The join that this rank is in: who hears of this rank for the first time hears of that.
+    /// The join that this rank is in.
     pub(super) fn open(&self) -> Option<Join> {
         self.open
-    }
-
-    /// Whether the link is made again at once when it has ended, though this rank asks for nothing: once in a join. After that rank 0
-    /// asks for it when it waits for this rank.
-    pub(super) fn links_again(&mut self) -> bool {
-        let serial = self.open.map_or(0, |open| open.serial);
-        let is_first = serial > self.linked_again;
-        self.linked_again = serial.max(self.linked_again);
-        is_first
     }
 
     /// A call has begun: no join of one before it counts.
@@ -92,7 +82,7 @@ impl Joining {
 
 /// A rank that is in a join, until this is dropped.
 pub(crate) struct Joined {
-    names: Arc<Names>,
+    negotiation: Arc<Negotiation>,
     join: Join,
     all_in: Option<Tag>,
 }
@@ -106,24 +96,24 @@ impl Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        let mut state = self.names.lock();
+        let mut state = self.negotiation.lock();
         state.joining.end(self.join, self.all_in);
-        self.names.tell(Command::Unjoin {
+        self.negotiation.tell(Command::Unjoin {
             serial: self.join.serial,
             all: self.all_in.is_some(),
         });
     }
 }
 
-impl Names {
+impl Negotiation {
     /// This rank has no more data. The operation without a name that would be next has this tag.
     pub(crate) fn join(self: &Arc<Self>, next: Tag) -> Joined {
         let mut state = self.lock();
         let join = state.joining.begin(next);
-        // Under the lock: rank 0 hears all in the order in which it happened.
+        // Under the lock: the coordinator hears all in the order in which it happened.
         self.tell(Command::Join(join));
         Joined {
-            names: Arc::clone(self),
+            negotiation: Arc::clone(self),
             join,
             all_in: None,
         }
@@ -155,18 +145,6 @@ mod tests {
         let fourth = joining.begin(Tag::new(2, 0));
         joining.begin_call(2);
         assert!(joining.holds(fourth.serial));
-    }
-
-    #[test]
-    fn a_link_is_made_again_at_once_only_in_a_join_and_once() {
-        let mut joining = Joining::default();
-        assert!(!joining.links_again());
-        let first = joining.begin(Tag::new(0, 0));
-        assert!(joining.links_again() && !joining.links_again());
-        joining.end(first, None);
-        assert!(!joining.links_again());
-        joining.begin(Tag::new(0, 1));
-        assert!(joining.links_again() && !joining.links_again());
     }
 
     #[test]

@@ -1,0 +1,103 @@
+//! Operations that fail. A link that has ended is a suspicion first, and the others are told before anything ends here.
+
+use std::time::{Duration, Instant};
+
+use super::Taken;
+use super::book::Failed;
+use super::line::Line;
+use super::messages::{self, BATCH, Down};
+use crate::cause::Cause;
+
+/// The end of a link is a suspicion for so long. A word from the node or the head in this time says which rank is lost.
+const SUSPECTED: Duration = Duration::from_secs(1);
+
+/// A failed operation ends on this rank when the others have been told, or after so long: the program may end then.
+const TOLD: Duration = Duration::from_millis(100);
+
+/// A link has ended or could not be made, and nobody has said yet which rank is lost.
+pub(super) struct Suspicion {
+    pub(super) member: u32,
+    /// The cause if nobody says anything.
+    pub(super) cause: Cause,
+    /// The member is not expected to come back.
+    pub(super) is_final: bool,
+    /// What waited on the other ranks, on the coordinator.
+    pub(super) failed: Vec<Failed>,
+    /// What waited on this rank.
+    pub(super) own: Taken,
+}
+
+/// Operations of this rank that have failed and have not ended yet, and until when they may wait.
+#[derive(Default)]
+pub(super) struct Endings {
+    /// These wait for a word on who is lost.
+    suspicions: Vec<(Instant, Suspicion)>,
+    /// These wait until the others have been told.
+    untold: Vec<(Instant, Taken, Cause)>,
+}
+
+impl Endings {
+    pub(super) fn suspect(&mut self, now: Instant, suspicion: Suspicion) {
+        self.suspicions.push((now + SUSPECTED, suspicion));
+    }
+
+    /// Takes the suspicions that this picks by when they end.
+    fn take(&mut self, mut pick: impl FnMut(Instant, &Suspicion) -> bool) -> Vec<Suspicion> {
+        let picked = (self.suspicions).extract_if(.., |(until, one)| pick(*until, one));
+        picked.map(|(_, suspicion)| suspicion).collect()
+    }
+
+    pub(super) fn take_all(&mut self) -> Vec<Suspicion> {
+        self.take(|_, _| true)
+    }
+
+    pub(super) fn take_those_of(&mut self, member: u32) -> Vec<Suspicion> {
+        self.take(|_, suspicion| suspicion.member == member)
+    }
+
+    /// Takes the suspicions whose time is over.
+    pub(super) fn take_old(&mut self, now: Instant) -> Vec<Suspicion> {
+        self.take(|until, _| now >= until)
+    }
+
+    /// These end when the others have been told.
+    pub(super) fn end_later(&mut self, now: Instant, own: Taken, cause: Cause) {
+        self.untold.push((now + TOLD, own, cause));
+    }
+
+    /// Takes what ends now. `is_said` tells that nothing waits to be written.
+    pub(super) fn take_told(&mut self, now: Instant, is_said: bool) -> Vec<(Taken, Cause)> {
+        let is_told = |(until, ..): &mut (Instant, Taken, Cause)| is_said || now >= *until;
+        let told = self.untold.extract_if(.., is_told);
+        told.map(|(_, own, cause)| (own, cause)).collect()
+    }
+
+    /// When to look again.
+    pub(super) fn alarm(&self) -> Option<Instant> {
+        let suspicions = self.suspicions.iter().map(|(until, _)| *until);
+        let untold = self.untold.iter().map(|(until, ..)| *until);
+        suspicions.chain(untold).min()
+    }
+}
+
+/// Puts the word that operations are given up on the lines of the members that have asked. Returns whether there are any.
+pub(super) fn tell(lines: &mut [Line], failed: &Failed, cause: &Cause) -> bool {
+    let mut any = false;
+    let asked = lines.iter_mut().zip(&failed.asked).zip(&*failed.heard);
+    for ((line, asked), heard) in asked {
+        if line.lane.is_none() || !asked {
+            continue;
+        }
+        any = true;
+        for names in failed.names.chunks(BATCH) {
+            let fail = Down::Fail {
+                call: failed.call,
+                heard: *heard,
+                names: names.to_vec(),
+                cause: cause.encode(),
+            };
+            messages::put(&mut line.out, &fail);
+        }
+    }
+    any
+}
