@@ -27,22 +27,6 @@ pub enum Cause {
     Missed {
         /// Whom.
         late: Vec<Rank>,
-        /// Who does not come because of one of these.
-        excused: Vec<Excuse>,
-    },
-    /// It has not given up: a rank of which it needs nothing itself is gone, and who waits for that one may not know it.
-    Gone {
-        /// Which.
-        rank: Rank,
-        /// How it is known.
-        reason: String,
-    },
-    /// It has not given up: it has lost a rank in another group, and may end because of that.
-    LostElsewhere {
-        /// Which.
-        rank: Rank,
-        /// Why.
-        reason: String,
     },
     /// A rank is lost.
     Lost {
@@ -101,26 +85,6 @@ pub enum Cause {
         /// How.
         reason: String,
     },
-}
-
-/// A rank does not come because of another one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Excuse {
-    /// Which rank.
-    pub rank: Rank,
-    /// The one that it waits for, or that kept it.
-    pub culprit: Rank,
-    /// How that is known: what it did.
-    pub doing: String,
-}
-
-impl From<Excuse> for Missing {
-    fn from(excuse: Excuse) -> Self {
-        Self {
-            rank: excuse.rank,
-            doing: excuse.doing,
-        }
-    }
 }
 
 impl Cause {
@@ -201,15 +165,13 @@ impl Cause {
                 late: Vec::new(),
                 doing: Vec::new(),
             },
-            Self::Missed { late, excused } => CollectiveError::Deadline {
+            Self::Missed { late } => CollectiveError::Deadline {
                 operation: operation.to_owned(),
                 waited: Duration::ZERO,
                 late,
-                doing: excused.into_iter().map(Missing::from).collect(),
+                doing: Vec::new(),
             },
-            Self::Lost { rank, reason, .. }
-            | Self::LostElsewhere { rank, reason }
-            | Self::Gone { rank, reason } => CollectiveError::PeerLost { rank, reason },
+            Self::Lost { rank, reason, .. } => CollectiveError::PeerLost { rank, reason },
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
             Self::Deadline {
@@ -240,52 +202,19 @@ impl Cause {
 
     /// Whether who says it has given up.
     pub(crate) fn ends_operation(&self) -> bool {
-        !matches!(
-            self,
-            Self::Stalled { .. }
-                | Self::Missed { .. }
-                | Self::Gone { .. }
-                | Self::LostElsewhere { .. }
-        )
-    }
-
-    /// The rank that is gone, if one is.
-    pub(crate) fn gone(&self) -> Option<(Rank, &str)> {
-        match self {
-            Self::Gone { rank, reason }
-            | Self::Lost {
-                rank,
-                reason,
-                for_good: true,
-            } => Some((*rank, reason)),
-            _ => None,
-        }
-    }
-
-    /// The rank whose fault it is, if it is that of one that is not there.
-    pub(crate) fn absent(&self) -> Option<Rank> {
-        match self {
-            Self::Lost { rank, .. } | Self::Connect { rank, .. } => Some(*rank),
-            Self::Deadline { late, .. } => late.first().copied(),
-            _ => None,
-        }
+        !matches!(self, Self::Stalled { .. } | Self::Missed { .. })
     }
 
     /// The ranks that it names.
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         match self {
             Self::Stalled { .. } => Vec::new(),
-            Self::Gone { rank, .. }
-            | Self::LostElsewhere { rank, .. }
-            | Self::Lost { rank, .. }
+            Self::Lost { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Left { rank, .. }
             | Self::Connect { rank, .. }
             | Self::Protocol { rank, .. } => vec![*rank],
-            Self::Missed { late, excused } => {
-                let excused = excused.iter().flat_map(|one| [one.rank, one.culprit]);
-                late.iter().copied().chain(excused).collect()
-            }
+            Self::Missed { late } => late.clone(),
             Self::Deadline { late, doing, .. } => {
                 let doing = doing.iter().map(|missing| missing.rank);
                 late.iter().copied().chain(doing).collect()

@@ -1,11 +1,9 @@
 //! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
 
+use kolo_transport::direct::looker;
+use kolo_transport::ids::Generation;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
-
-use kolo_transport::direct::looker;
-use kolo_transport::ids::{Generation, Rank};
 
 use crate::blocking::processors;
 use crate::cause::Cause;
@@ -37,26 +35,6 @@ pub(crate) struct Progress {
     pub(crate) done: bool,
 }
 
-/// The links on which last words wait.
-#[derive(Debug)]
-pub(crate) struct LastWords {
-    links: Vec<u32>,
-    /// The rank that is not there, because of which this one leaves.
-    culprit: Option<Rank>,
-}
-
-impl LastWords {
-    /// Whether these are for no peer any more, without those of which `needs_none` says, by their number and the rank because of
-    /// which this one leaves, that they need none.
-    pub(crate) fn are_heard(
-        &mut self,
-        mut needs_none: impl FnMut(u32, Option<Rank>) -> bool,
-    ) -> bool {
-        self.links.retain(|peer| !needs_none(*peer, self.culprit));
-        self.links.is_empty()
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) me: u32,
@@ -79,8 +57,6 @@ pub(crate) struct Engine {
     pub(crate) progress: Vec<Progress>,
     /// The last operation, if it succeeded here.
     pub(crate) previous: Option<(Tag, Operation)>,
-    /// The last one that succeeded here, to which all ranks have come therefore.
-    pub(crate) passed: Option<Tag>,
     /// Where the shares begin, of an operation on different lengths; for an all-to-all of what comes.
     pub(crate) offsets: Vec<usize>,
     /// For an all-to-all of different lengths, where that begins which goes to each rank.
@@ -115,7 +91,6 @@ impl Engine {
             settings: 0,
             progress: Vec::new(),
             previous: None,
-            passed: None,
             offsets: Vec::new(),
             sent_offsets: Vec::new(),
             lengths: Vec::new(),
@@ -212,7 +187,6 @@ impl Engine {
     /// An operation has ended well here.
     pub(crate) fn passes(&mut self, tag: Tag, operation: Operation) {
         self.previous = Some((tag, operation));
-        self.passed = Some(tag);
     }
 
     /// Whether a certain algorithm is asked for.
@@ -274,48 +248,6 @@ impl Engine {
             .is_pending()
         {
             tracing::trace!("a peer does not read yet");
-        }
-    }
-
-    /// The last words of an operation were put on the links: this process may end right after them. If `culprit` is not there
-    /// nobody waits until they have left for that one.
-    pub(crate) fn last_words(&self, culprit: Option<Rank>) -> LastWords {
-        let links = (0..).zip(&self.links);
-        let links = links
-            .filter(|(peer, link)| {
-                culprit != Some(Rank(*peer)) && (link.has_backlog() || link.is_leaving())
-            })
-            .map(|(peer, _)| peer)
-            .collect();
-        LastWords { links, culprit }
-    }
-
-    /// There are some on the new link to a peer, too.
-    pub(crate) fn more_last_words(&self, words: &mut LastWords, peer: u32) {
-        let link = &self.links[peer as usize];
-        words.links.retain(|other| *other != peer);
-        if link.has_backlog() {
-            words.links.push(peer);
-        }
-    }
-
-    /// Writes as much of them as goes. Returns whether all have left this process, or can't.
-    pub(crate) fn have_left(&mut self, words: &mut LastWords) -> bool {
-        self.flush_now();
-        words.links.retain(|peer| {
-            let link = &self.links[*peer as usize];
-            link.has_backlog() || link.is_leaving()
-        });
-        words.links.is_empty()
-    }
-
-    /// Waits for a moment until the last words of an operation have left. The thread is held for that long, whether it is an
-    /// executor's or not.
-    pub(crate) fn see_off(&mut self) {
-        let mut words = self.last_words(None);
-        let begun = Instant::now();
-        while !self.have_left(&mut words) && begun.elapsed() < DEPARTURE {
-            std::thread::sleep(LOOK);
         }
     }
 
@@ -403,61 +335,4 @@ pub(crate) fn next_transfer(
             && action.transfer().is_some_and(|(other, _)| other == peer)
             && matches!(action, Action::Send { .. }) == sends
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::IoSlice;
-
-    use super::*;
-    use crate::lane::Lane;
-
-    /// Takes everything, and the system sends none of it.
-    #[derive(Debug)]
-    struct Stuck;
-
-    impl Lane for Stuck {
-        fn poll_write(
-            &mut self,
-            _cx: &mut Context<'_>,
-            parts: &[IoSlice<'_>],
-        ) -> Poll<Result<usize, LaneError>> {
-            Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()))
-        }
-
-        fn poll_read(
-            &mut self,
-            _cx: &mut Context<'_>,
-            _into: &mut [u8],
-        ) -> Poll<Result<usize, LaneError>> {
-            Poll::Pending
-        }
-
-        fn kind(&self) -> &'static str {
-            "stuck"
-        }
-
-        fn is_leaving(&self) -> bool {
-            true
-        }
-    }
-
-    /// Whether they were written before anybody asked, or not yet.
-    #[test]
-    fn last_words_have_not_left_while_the_system_has_them() {
-        for is_written in [false, true] {
-            let mut engine = Engine::new(0, 3, Generation(1), None);
-            engine.links[2] = Link::over(Box::new(Stuck));
-            engine.notify_all(&[1; 5]);
-            if is_written {
-                engine.flush_now();
-            }
-            let mut words = engine.last_words(Some(Rank(1)));
-            assert!(!engine.have_left(&mut words));
-            assert!(!words.are_heard(|peer, culprit| (peer, culprit) != (2, Some(Rank(1)))));
-            assert!(words.are_heard(|_, _| true) && engine.have_left(&mut words));
-            let mut words = engine.last_words(Some(Rank(2)));
-            assert!(engine.have_left(&mut words), "it is for the lost rank");
-        }
-    }
 }

@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 use crate::error::CollectiveError;
 pub use crate::group_id::GroupId;
 pub(crate) use crate::group_id::Kind;
-use crate::lane::{Connecting, Connector, Gone, Lane, LaneError, OneHost};
+use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
 use crate::link::Link;
 use crate::operation::Tag;
 use crate::record::Recorder;
@@ -45,9 +45,6 @@ pub(crate) trait Member: Send + Sync {
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
     /// Nothing is to work any more.
     fn revoke(self: Arc<Self>, reason: &str);
-    /// A rank (one of all) is lost in another group. The peers here hear of it: this rank may end because of that. `None` if there
-    /// is nobody to tell.
-    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying>;
     /// A lower rank (one of all) asks for its link.
     fn requested(self: Arc<Self>, rank: u32);
     /// Whether this rank has not begun this operation.
@@ -58,9 +55,6 @@ pub(crate) trait Member: Send + Sync {
     /// Since when and for what this rank waits that is no operation yet.
     fn waits(&self) -> Option<(Instant, String)>;
 }
-
-/// Something is being said: whether it has left this process, or can't.
-pub(crate) type Saying = Box<dyn FnMut() -> bool + Send>;
 
 /// What the groups of one rank share.
 pub(crate) struct Family {
@@ -100,8 +94,6 @@ struct State {
     /// Groups that were here and are gone, and in which order they went.
     gone: HashSet<GroupId>,
     went: VecDeque<GroupId>,
-    /// Ranks that have had a link to this one.
-    met: HashSet<u32>,
     /// The ranks that are being asked for their links, one request at a time for each group.
     requesting: HashSet<(GroupId, u32)>,
     /// What ranks ask for in groups in which this one has not come so far, by rank.
@@ -115,26 +107,6 @@ struct State {
 fn is_gone(group: GroupId) -> LaneError {
     LaneError::Unreachable {
         reason: format!("this rank has no communicator for {group}"),
-    }
-}
-
-/// Asks again and again whether a rank is gone, until it is, which returns why; `None` if nobody is there any more to be asked.
-/// After each question that brought no certainty the next one waits twice as long, from the first pause to the longest.
-pub(crate) async fn until_gone(
-    family: Weak<Family>,
-    rank: u32,
-    first: Gone,
-    (mut pause, longest): (Duration, Duration),
-) -> Option<String> {
-    let mut asking = first;
-    loop {
-        if let Some(reason) = asking.await {
-            tracing::debug!(rank, %reason, "a rank is gone");
-            return Some(reason);
-        }
-        tokio::time::sleep(pause).await;
-        pause = (2 * pause).min(longest);
-        asking = family.upgrade()?.is_gone(rank)?;
     }
 }
 
@@ -204,24 +176,9 @@ impl Family {
         }
     }
 
-    /// A rank has a link to this one, in some group.
-    pub(crate) fn meet(&self, rank: u32) {
-        let is_first = self.lock().met.insert(rank);
-        if is_first && let Some(look) = self.is_gone(rank) {
-            // It is there: whoever is to know later that it is gone sees what that looks like.
-            self.handle.spawn(look);
-        }
-    }
-
-    /// Whether a rank has had a link to this one, in some group.
-    pub(crate) fn has_met(&self, rank: u32) -> bool {
-        self.lock().met.contains(&rank)
-    }
-
-    /// Whether a rank is gone, if that can be found out.
-    pub(crate) fn is_gone(&self, rank: u32) -> Option<Gone> {
-        let met = self.has_met(rank);
-        self.connector.is_gone(Rank(rank), met)
+    /// How long after the end of a link the word of the authority may take to come.
+    pub(crate) fn patience(&self) -> Duration {
+        self.connector.word_within()
     }
 
     /// A group is here. It gets the links that came before it.
@@ -462,18 +419,6 @@ impl Family {
         for member in self.members() {
             member.revoke(reason);
         }
-    }
-
-    /// A rank is lost in these groups, which is not to say that it is so in others. But those are to know why if this rank ends.
-    pub(crate) fn lost_in(&self, groups: &[GroupId], rank: u32, reason: &str) -> Vec<Saying> {
-        let members: Vec<Arc<dyn Member>> = {
-            let state = self.lock();
-            let others = (state.members.iter()).filter(|(group, _)| !groups.contains(group));
-            others.filter_map(|(_, member)| member.upgrade()).collect()
-        };
-        let told = members.into_iter();
-        told.filter_map(|member| member.lost_elsewhere(rank, reason))
-            .collect()
     }
 
     /// An operation of some group failed. Ranks are those among all.

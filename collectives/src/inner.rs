@@ -33,7 +33,6 @@ mod shared;
 #[cfg(test)]
 mod tests;
 mod turn;
-mod watch;
 
 pub(crate) use shared::{Quick, Shared};
 pub(crate) use turn::Turn;
@@ -383,9 +382,6 @@ impl Inner {
         lane: Result<Box<Link>, LaneError>,
         theirs: bool,
     ) {
-        if lane.is_ok() {
-            self.family.meet(self.job_rank(rank));
-        }
         let failed = self.signals.change(|state| {
             state.arrive(Arrival { rank, lane, theirs });
             state.needs_attendant()
@@ -475,10 +471,6 @@ impl Inner {
         let mut sleep = pin!(tokio::time::sleep(timeout));
         poll_fn(|cx| {
             self.settle(&mut engine);
-            let unsaid = std::mem::take(&mut self.signals.lock().unsaid);
-            if !unsaid.is_empty() {
-                engine.notify_all(&unsaid);
-            }
             // Before the arrivals, because it is for the links that are there.
             self.give_notice(&mut engine);
             let (arrivals, requests, notices) = {

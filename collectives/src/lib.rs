@@ -74,7 +74,6 @@ mod inner;
 mod link;
 mod listen;
 mod local;
-mod lost;
 mod negotiation;
 mod ops;
 mod options;
@@ -82,6 +81,7 @@ mod run;
 mod scratch;
 mod shm;
 mod signals;
+mod verdict;
 
 pub use communicator::{Acceptor, Communicator};
 pub use element::{DType, Element};

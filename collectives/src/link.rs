@@ -13,9 +13,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use kolo_transport::ids::Rank;
-
-use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header};
 use crate::lane::{EndedLane, Lane, LaneError};
 use crate::operation::{Operation, Tag};
@@ -55,8 +52,9 @@ struct Outgoing {
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
     pub(crate) reason: String,
-    /// The peer is gone for good.
+    /// No other link to the peer can follow.
     pub(crate) is_final: bool,
+    pub(crate) at: Instant,
 }
 
 /// Why reading stopped.
@@ -103,16 +101,6 @@ pub(crate) struct Link {
     pub(crate) joined_in: Option<Tag>,
     /// The last operation that the peer is known to have begun.
     pub(crate) came: Option<(Tag, Operation)>,
-    /// The last operation that the peer gave up before this rank did, and why.
-    pub(crate) gave_up: Option<(Tag, Cause)>,
-    /// Whom the peer has lost in another group, and what its last operation in this one was when it said so.
-    pub(crate) mourns: Option<(Tag, Rank, String)>,
-    /// Whom the peer missed last, in which operation, when its deadline had passed.
-    pub(crate) misses: Option<(Tag, Vec<Rank>)>,
-    /// The peer is gone, as was found out here or by another rank. The peers of this rank were told.
-    pub(crate) found_gone: Option<String>,
-    /// What the peer does while this rank waits for it, and in which operation of this rank and when that was heard.
-    pub(crate) doing: Option<(Tag, String, Instant)>,
     /// Bytes that went out and came in, and how many of them are counted already.
     moved: Moved,
     counted: Moved,
@@ -130,28 +118,12 @@ impl Link {
 
     /// Whether there will be no other lane: the peer is gone.
     pub(crate) fn is_over(&self) -> bool {
-        let ended = self.ended.as_ref().is_some_and(|ended| ended.is_final);
-        !self.is_up() && (ended || self.found_gone.is_some())
-    }
-
-    /// Whether nothing here would show that the peer is gone.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.lane.is_none() || self.buffer.has_ended()
-    }
-
-    /// Whether there is a lane that has not ended, as far as was seen.
-    pub(crate) fn is_alive(&self) -> bool {
-        self.is_up() && !self.buffer.has_ended()
+        !self.is_up() && self.ended.as_ref().is_some_and(|ended| ended.is_final)
     }
 
     /// Whether the last lane has ended, be it behind what nobody wants yet.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some() || self.buffer.has_ended()
-    }
-
-    /// Whether something has come that nobody wants yet.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.is_up() && matches!(self.inbound, Some(Inbound::Held(_)))
     }
 
     /// A link over a lane.
@@ -210,6 +182,7 @@ impl Link {
             self.ended = Some(Ended {
                 reason: format!("its {} link ended: {reason}", lane.kind()),
                 is_final: lane.end_is_final(),
+                at: Instant::now(),
             });
         }
         self.inbound = None;
@@ -277,12 +250,6 @@ impl Link {
         let unsent = self.lane.as_ref().is_some_and(|lane| lane.is_unsent());
         let waits = unsent || self.lane.is_some() && !self.backlog.is_empty();
         waits && self.write_error.is_none()
-    }
-
-    /// Whether something that was written [may be dropped](Lane::is_leaving) if this process ends at once.
-    pub(crate) fn is_leaving(&self) -> bool {
-        let lane = self.lane.as_ref().filter(|_| self.write_error.is_none());
-        lane.is_some_and(|lane| lane.is_leaving())
     }
 
     /// Whether a data frame is half written.
@@ -405,24 +372,6 @@ impl Link {
         let count = ready!(self.buffer.poll_read(lane.as_mut(), cx, into))?;
         self.moved.received += count as u64;
         Poll::Ready(Ok(count))
-    }
-
-    /// Brings what was begun and is not wanted to its end, and reads the next header, as far as that has come.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Stop>> {
-        loop {
-            match self.inbound {
-                Some(Inbound::Discard(0)) => self.inbound = Some(Inbound::Header),
-                Some(Inbound::Discard(left)) => {
-                    let count = ready!(self.poll_discard(cx, left))?;
-                    self.inbound = Some(Inbound::Discard(left - count));
-                }
-                Some(Inbound::Header) => {
-                    let header = ready!(self.poll_header(cx))?;
-                    self.inbound = Some(Inbound::Held(header));
-                }
-                _ => return Poll::Ready(Ok(())),
-            }
-        }
     }
 
     /// The next notice in or behind a frame that waits until somebody wants it, if one can be read now without holding more than

@@ -1,6 +1,6 @@
 //! What comes to a communicator from outside an operation: new lanes, losses, aborts, settings.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use kolo_transport::ids::CallId;
 use kolo_transport::wire::GenerationTable;
-use tokio::task::AbortHandle;
 
 use crate::error::CollectiveError;
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::lost::Lost;
 use crate::operation::Tag;
 use crate::schedule::{Layout, Tuning};
+use crate::verdict::Lost;
 
 /// How long an operation may take, if nothing else is set.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -77,14 +76,6 @@ pub(crate) struct State {
     /// The frame that says that this rank shares no memory, if it was asked.
     pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: Lost,
-    /// Ranks that were found to be gone.
-    pub(crate) gone: Vec<(u32, String)>,
-    /// What links to come are told of these and of others of whom peers say it.
-    pub(crate) gone_notices: BTreeMap<u32, Vec<u8>>,
-    /// What the links that are there are still to be told, whatever this rank does.
-    pub(crate) unsaid: Vec<u8>,
-    /// What was said last of a loss in another group: of whom, after which operation of this one, and in which frame.
-    pub(crate) said_elsewhere: Option<(u32, Tag, Vec<u8>)>,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
     pub(crate) tuning: Tuning,
@@ -94,8 +85,6 @@ pub(crate) struct State {
     /// Of a group, its members by their ranks among all.
     members: Option<Arc<[u32]>>,
     waker: Option<Waker>,
-    /// The peers of which is asked whether they are gone, and who asks.
-    watched: BTreeMap<u32, AbortHandle>,
 }
 
 impl State {
@@ -118,29 +107,12 @@ impl State {
             one_host: None,
             refusal: None,
             lost: Lost::default(),
-            gone: Vec::new(),
-            gone_notices: BTreeMap::new(),
-            unsaid: Vec::new(),
-            said_elsewhere: None,
             table: None,
             timeout: TIMEOUT,
             tuning: Tuning::default(),
             layout: Arc::new(Layout::single(world)),
             settings: 0,
             waker: None,
-            watched: BTreeMap::new(),
-        }
-    }
-
-    /// From now on a task asks whether a peer is gone, if none does so yet.
-    pub(crate) fn watch(&mut self, peer: u32, ask: impl FnOnce() -> AbortHandle) {
-        self.watched.entry(peer).or_insert_with(ask);
-    }
-
-    /// Nobody is waited for any more.
-    pub(crate) fn unwatch(&mut self) {
-        while let Some((_, task)) = self.watched.pop_first() {
-            task.abort();
         }
     }
 
@@ -161,11 +133,7 @@ impl State {
 
     /// The lanes that have come or will not.
     pub(crate) fn take_arrivals(&mut self) -> Vec<Arrival> {
-        let arrivals = std::mem::take(&mut self.arrivals);
-        for arrival in arrivals.iter().filter(|arrival| arrival.lane.is_ok()) {
-            self.gone_notices.remove(&arrival.rank);
-        }
-        arrivals
+        std::mem::take(&mut self.arrivals)
     }
 
     /// As [`State::take_arrivals`], for who is in no operation.
@@ -224,19 +192,7 @@ impl State {
 
     /// Whether there is nothing for the operation that is under way.
     pub(crate) fn is_nothing_new(&self) -> bool {
-        self.arrivals.is_empty()
-            && self.gone.is_empty()
-            && self.requests.is_empty()
-            && self.unsaid.is_empty()
-    }
-
-    /// The number of the last operation that had its turn. If there was none in this call, one that comes before all of it.
-    pub(crate) fn last_tag(&self) -> Tag {
-        match (self.next.checked_sub(1), self.call.checked_sub(1)) {
-            (Some(last), _) => Tag::new(self.call, last),
-            (None, Some(call)) => Tag::new(call, Tag::MOST),
-            (None, None) => Tag::default(),
-        }
+        self.arrivals.is_empty() && self.requests.is_empty()
     }
 
     /// The number of the next operation.
@@ -264,15 +220,9 @@ impl State {
         }
     }
 
-    /// Of operations, oldest first, and of ranks that are gone.
+    /// Of operations, oldest first.
     pub(crate) fn notices_but_call(&self) -> Vec<u8> {
         let frames = self.older_notices.iter().chain(&self.operation_notice);
-        let frames = frames.chain(self.gone_notices.values());
-        // It says nothing any more when this rank has come to another operation.
-        let last = self.last_tag();
-        let elsewhere = self.said_elsewhere.as_ref();
-        let elsewhere = elsewhere.filter(|(_, tag, _)| *tag == last);
-        let frames = frames.chain(elsewhere.map(|(.., frame)| frame));
         frames.flatten().copied().collect()
     }
 
@@ -281,7 +231,6 @@ impl State {
         let notices = self.call_notice.is_some() || self.operation_notice.is_some();
         let links = || !self.arrivals.iter().all(Arrival::is_for_an_operation);
         self.notice_pending
-            || !self.unsaid.is_empty()
             || !self.cancelled.is_empty()
             || !self.passed.is_empty()
             || !self.requests.is_empty()

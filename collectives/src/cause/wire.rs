@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kolo_transport::ids::Rank;
 
-use super::{Cause, Excuse};
+use super::Cause;
 use crate::error::DOING;
 pub(crate) use crate::header::cut;
 use crate::header::{MAX_TEXT, cut_to};
@@ -50,7 +50,6 @@ impl Cause {
                 doing,
             } => {
                 let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-                let doing = doing.iter().map(|one| ([one.rank], one.doing.as_str()));
                 let (ranks, texts) = ranks_and_texts(late, doing);
                 put(4, micros, &ranks, &texts);
             }
@@ -62,14 +61,7 @@ impl Cause {
             } => put(5, 0, &[*rank, *other], &[asked, other_asked]),
             Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
             Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
-            Self::Gone { rank, reason } => put(8, 0, &[*rank], &[reason]),
-            Self::LostElsewhere { rank, reason } => put(10, 0, &[*rank], &[reason]),
-            Self::Missed { late, excused } => {
-                let excused = excused.iter();
-                let excused = excused.map(|one| ([one.rank, one.culprit], one.doing.as_str()));
-                let (ranks, texts) = ranks_and_texts(late, excused);
-                put(9, 0, &ranks, &texts);
-            }
+            Self::Missed { late } => put(9, 0, late, &[]),
         }
         debug_assert!(out.len() <= MAX_TEXT);
         out
@@ -123,19 +115,7 @@ impl Cause {
                     doing: doing.collect(),
                 }
             }
-            9 => {
-                let (late, of_texts) = ranks.split_at(ranks.len().checked_sub(2 * texts.len())?);
-                let excused = of_texts.chunks_exact(2).zip(texts);
-                let excused = excused.map(|(ranks, doing)| Excuse {
-                    rank: ranks[0],
-                    culprit: ranks[1],
-                    doing,
-                });
-                Self::Missed {
-                    late: late.to_vec(),
-                    excused: excused.collect(),
-                }
-            }
+            9 => Self::Missed { late: ranks },
             5 => Self::Mismatch {
                 rank: rank()?,
                 asked: text()?,
@@ -150,32 +130,20 @@ impl Cause {
                 rank: rank()?,
                 reason: text()?,
             },
-            8 => Self::Gone {
-                rank: rank()?,
-                reason: text()?,
-            },
-            10 => Self::LostElsewhere {
-                rank: rank()?,
-                reason: text()?,
-            },
             _ => return None,
         })
     }
 }
 
-/// As many as are passed on; the last ranks are those of the texts, so many for each.
-fn ranks_and_texts<'a, const EACH: usize>(
-    late: &[Rank],
-    others: impl Iterator<Item = ([Rank; EACH], &'a str)>,
-) -> (Vec<Rank>, Vec<&'a str>) {
-    let (of_texts, texts): (Vec<_>, Vec<_>) = others
+/// As many as are passed on; the last ranks are those of the texts.
+fn ranks_and_texts<'a>(late: &[Rank], doing: &'a [Missing]) -> (Vec<Rank>, Vec<&'a str>) {
+    let (of_texts, texts): (Vec<_>, Vec<_>) = doing
+        .iter()
         .take(DOING)
-        .map(|(ranks, text)| (ranks, cut_to(text, SHORT_TEXT)))
+        .map(|one| (one.rank, cut_to(&one.doing, SHORT_TEXT)))
         .unzip();
-    let late = &late[..late.len().min(RANKS - EACH * of_texts.len())];
-    let mut ranks = late.to_vec();
-    ranks.extend(of_texts.into_iter().flatten());
-    (ranks, texts)
+    let late = &late[..late.len().min(RANKS - of_texts.len())];
+    ([late, &of_texts[..]].concat(), texts)
 }
 
 fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
@@ -205,24 +173,14 @@ mod tests {
             })
         };
         let doing = || prop::collection::vec(missing(), 0..=DOING);
-        let excused = || {
-            let excuse = (missing(), any::<u32>()).prop_map(|(missing, culprit)| Excuse {
-                rank: missing.rank,
-                culprit: Rank(culprit),
-                doing: missing.doing,
-            });
-            prop::collection::vec(excuse, 0..=DOING)
-        };
         prop_oneof![
             ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
-            named().prop_map(|(rank, reason)| Cause::LostElsewhere { rank, reason }),
             (named(), any::<bool>()).prop_map(|((rank, reason), for_good)| Cause::Lost {
                 rank,
                 reason,
                 for_good
             }),
-            named().prop_map(|(rank, reason)| Cause::Gone { rank, reason }),
-            (late(), excused()).prop_map(|(late, excused)| Cause::Missed { late, excused }),
+            late().prop_map(|late| Cause::Missed { late }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Connect { rank, reason }),

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::CallId;
 
 use super::Inner;
-use crate::cause::Cause;
-use crate::engine::notice;
-use crate::group::{GroupId, Member, Saying};
+use crate::group::{GroupId, Member};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::negotiation::Negotiation;
@@ -86,53 +84,6 @@ impl Member for Inner {
         Inner::abort_call(&self, call, reason);
     }
 
-    fn lost_elsewhere(self: Arc<Self>, rank: u32, reason: &str) -> Option<Saying> {
-        const OF_TWO: u32 = 2;
-        let member = self.position(rank).filter(|_| self.world > OF_TWO)?;
-        let frame = {
-            let mut state = self.signals.lock();
-            let tag = state.last_tag();
-            let cause = Cause::LostElsewhere {
-                rank: Rank(member),
-                reason: reason.to_owned(),
-            };
-            let frame = notice(self.generation, tag, &cause);
-            let is_said = matches!(&state.said_elsewhere, Some((of, after, _)) if (*of, *after) == (member, tag));
-            (!is_said).then(|| {
-                state.said_elsewhere = Some((member, tag, frame.clone()));
-                frame
-            })
-        };
-        if let Some(frame) = frame {
-            if let Ok(mut engine) = self.engine.try_lock() {
-                engine.notify_all(&frame);
-            } else {
-                // The operation that is under way says it.
-                self.signals
-                    .change(|state| state.unsaid.extend_from_slice(&frame));
-            }
-            // What does not go now, and what is left by an operation that ends at this moment.
-            self.attend();
-        }
-        let mut words = None;
-        // Who waits for that does not keep the group.
-        let weak = Arc::downgrade(&self);
-        Some(Box::new(move || {
-            let Some(inner) = weak.upgrade() else {
-                return true;
-            };
-            if !inner.signals.lock().unsaid.is_empty() {
-                return false;
-            }
-            // An operation writes what it has taken at once.
-            let Ok(mut engine) = inner.engine.try_lock() else {
-                return true;
-            };
-            let words = words.get_or_insert_with(|| engine.last_words(Some(Rank(member))));
-            engine.have_left(words)
-        }))
-    }
-
     fn revoke(self: Arc<Self>, reason: &str) {
         self.signals.change(|state| state.lost.revoke(reason));
     }
@@ -141,26 +92,6 @@ impl Member for Inner {
         let Some(member) = self.position(rank) else {
             return;
         };
-        let is_news = self.signals.change(|state| {
-            if state.lost.revoked().is_some() {
-                return false;
-            }
-            state.lost.add(member, reason);
-            if state.gone_notices.contains_key(&member) {
-                return false;
-            }
-            // Peers may wait for it in an operation that this rank never begins.
-            let cause = Cause::Gone {
-                rank: Rank(member),
-                reason: reason.to_owned(),
-            };
-            let frame = notice(self.generation, state.next_tag(), &cause);
-            state.gone_notices.insert(member, frame.clone());
-            state.unsaid.extend_from_slice(&frame);
-            true
-        });
-        if is_news && self.world > 1 {
-            self.attend();
-        }
+        self.signals.change(|state| state.lost.add(member, reason));
     }
 }

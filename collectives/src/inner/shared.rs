@@ -274,17 +274,12 @@ impl Turn<'_> {
         }
         self.engine.unplan();
         let connect = |peer| inner.connect(peer);
-        let watch = |peer, waited| inner.watch(peer, waited);
-        let lose = |peer, reason: &str| inner.lose(peer, reason);
-        let tell_elsewhere = |error: &CollectiveError| inner.tell_elsewhere(error);
         let place = Place {
             signals: &inner.signals,
             stalls: &inner.family.stalls,
             connect: &connect,
-            watch: &watch,
-            lose: &lose,
-            tell_elsewhere: &tell_elsewhere,
             id: inner.id,
+            patience: inner.family.patience(),
         };
         // Whoever asks what this rank does is told of the operation that it waits to begin.
         let recording = self.recording(tag, operation);
@@ -394,15 +389,12 @@ impl Turn<'_> {
         } else {
             self.engine.unplan();
             let connect = |peer| inner.connect(peer);
-            let tell_elsewhere = |error: &CollectiveError| inner.tell_elsewhere(error);
             let place = Place {
                 signals: &inner.signals,
                 stalls: &inner.family.stalls,
                 connect: &connect,
-                watch: &|_, _| false,
-                lose: &|_, _| (),
-                tell_elsewhere: &tell_elsewhere,
                 id: inner.id,
+                patience: inner.family.patience(),
             };
             let times = (self.started, self.deadline);
             let blocking = alarm.may_sleep();

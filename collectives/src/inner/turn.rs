@@ -365,19 +365,14 @@ impl Turn<'_> {
         let recording = self.recording(tag, operation);
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
-        let watch = |peer, waited| inner.watch(peer, waited);
-        let lose = |peer, reason: &str| inner.lose(peer, reason);
-        let tell_elsewhere = |error: &CollectiveError| inner.tell_elsewhere(error);
         let mut run = Run::new(
             &mut self.engine,
             Place {
                 signals: &inner.signals,
                 stalls: &inner.family.stalls,
                 connect: &connect,
-                watch: &watch,
-                lose: &lose,
-                tell_elsewhere: &tell_elsewhere,
                 id: inner.id,
+                patience: inner.family.patience(),
             },
             operation,
             tag,
@@ -478,7 +473,7 @@ impl Turn<'_> {
     pub(crate) fn tell_refused(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
         let cause = Cause::of(&error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
-        self.engine.see_off();
+        self.engine.flush_now();
         self.inner.signals.failed(tag, &error, notice);
         self.failed(tag, error)
     }

@@ -21,6 +21,7 @@ use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use kolo_transport::ids::{Generation, Rank};
 
@@ -258,17 +259,13 @@ pub trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether `peer` is gone for good, and why, if that is certain. It is asked again and again while an operation waits, hears
-    /// nothing, and no link would say so: there is none. (And once when
-    /// the first link to it has come, for who has to see a peer that is there first; that answer does not count.) Of ranks that the
-    /// operation waits for it is asked after 0.1 s, and one that is gone counts as lost. Of others that have had a link to this one
-    /// it is asked more rarely, and peers that need them hear of it. The future runs as a task on the communicator's runtime handle and ends by itself,
-    /// within a second or so. A rank that may only not have begun is not gone; `met` says that it has had a link to this one.
+    /// How long after the end of a link the word of the authority may take to come: of whoever watches the processes of the
+    /// ranks, and says by [`Communicator::rank_lost`](crate::Communicator::rank_lost) or
+    /// [`Communicator::revoke`](crate::Communicator::revoke) why they end. Until then the end of a link is a suspicion, and ends no operation.
     ///
-    /// `None` (the default) means that this can't be found out: links, deadlines and
-    /// [`Communicator::rank_lost`](crate::Communicator::rank_lost) have to do.
-    fn is_gone(&self, _peer: Rank, _met: bool) -> Option<Gone> {
-        None
+    /// Zero (the default) means that nobody watches them: the end of a link is the only word there is.
+    fn word_within(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Whether all these ranks of the job run on this host, so that they can share memory: then each has a link to each
@@ -282,9 +279,6 @@ pub trait Connector: Send + Sync + fmt::Debug {
 
 /// What [`Connector::request`] returns.
 pub type Requesting = Pin<Box<dyn Future<Output = Result<(), LaneError>> + Send>>;
-
-/// What [`Connector::is_gone`] returns.
-pub type Gone = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
 /// What [`Connector::is_one_host`] returns.
 pub type OneHost = Pin<Box<dyn Future<Output = bool> + Send>>;

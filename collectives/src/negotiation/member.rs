@@ -8,7 +8,7 @@ use kolo_transport::ids::{CallId, Rank};
 use super::{Command, Negotiation, SHOWN};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::group::{GroupId, Member, Saying};
+use crate::group::{GroupId, Member};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
@@ -107,11 +107,6 @@ impl Member for Negotiation {
             before: call + 1,
             cause: Cause::Failed { rank, reason },
         });
-    }
-
-    /// Who is lost is heard from the node or the head, and not over these links.
-    fn lost_elsewhere(self: Arc<Self>, _rank: u32, _reason: &str) -> Option<Saying> {
-        None
     }
 
     fn revoke(self: Arc<Self>, reason: &str) {

@@ -256,7 +256,6 @@ impl Shell {
                 self.suspect(negotiation, member, cause, false);
             }
             Ok((lane, read)) => {
-                negotiation.family.meet(negotiation.job_rank(member));
                 if is_up {
                     // What was on its way may be lost.
                     let reason = "its link for named operations was replaced while it was in use";

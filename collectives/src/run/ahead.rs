@@ -7,7 +7,6 @@
 use std::task::Context;
 
 use super::{Mode, Run};
-use crate::cause::Cause;
 use crate::error::CollectiveError;
 use crate::header::SEGMENT;
 
@@ -17,53 +16,25 @@ const MOST: usize = 32 << 20;
 const OF_LINK: (usize, usize) = (2 * SEGMENT, 32 * SEGMENT);
 
 impl Run<'_> {
-    /// Bytes of one link that may be held to look behind what is not wanted yet.
-    pub(super) fn most_ahead(&self) -> usize {
-        (MOST / self.engine.world as usize).clamp(OF_LINK.0, OF_LINK.1)
-    }
-
     /// Takes in notices that stand behind frames that are not wanted yet, if nothing else has come for a while. Returns
     /// whether there were any.
     pub(super) fn look_ahead(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
-        if self.mode != Mode::Links || !self.questions.is_quiet() {
+        if self.mode != Mode::Links || !self.watch.is_quiet() {
             return Ok(false);
         }
+        let most = (MOST / self.engine.world as usize).clamp(OF_LINK.0, OF_LINK.1);
         let mut found = false;
         for peer in 0..self.engine.world {
-            found |= self.look_behind(peer, cx)?;
-        }
-        Ok(found)
-    }
-
-    /// Takes in notices that stand behind frames of a peer that are not wanted yet, and its end. Returns whether there was anything.
-    pub(super) fn look_behind(
-        &mut self,
-        peer: u32,
-        cx: &mut Context<'_>,
-    ) -> Result<bool, CollectiveError> {
-        let mut found = false;
-        let most = self.most_ahead();
-        let had_ended = self.engine.links[peer as usize].has_ended();
-        while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most) {
-            found = true;
-            match self.place_of(header) {
-                Some((generation, _)) if generation != self.engine.generation => break,
-                Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
-                // It gave up a later operation. If that is because a rank is gone, it is as gone for this one.
-                _ => {
-                    if let Some(cause) = Cause::parse(&text)
-                        && let Some((rank, reason)) = cause.gone()
-                        && rank.0 < self.engine.world
-                    {
-                        self.hear_gone(Some(peer), rank.0, reason.to_owned())?;
-                    }
+            while let Some((header, text)) = self.engine.links[peer as usize].poll_notice(cx, most)
+            {
+                found = true;
+                match self.place_of(header) {
+                    Some((generation, _)) if generation != self.engine.generation => break,
+                    Some((_, tag)) if tag <= self.tag => self.told(peer, header, &text)?,
+                    // The peer gave up a later operation.
+                    _ => {}
                 }
             }
-        }
-        if self.engine.links[peer as usize].has_ended() && !had_ended {
-            // Nobody would look at it for as long as this rank waits for others.
-            self.questions.stir();
-            found = true;
         }
         Ok(found)
     }

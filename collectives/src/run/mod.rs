@@ -5,43 +5,33 @@
 
 mod ahead;
 mod consent;
-mod deadline;
-mod elsewhere;
-mod gone;
-mod judge;
-mod late;
+mod frames;
 mod needs;
-mod parting;
 mod place;
 mod share;
-mod stall;
 mod transfer;
+mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kolo_transport::awake::Awake;
 use kolo_transport::ids::{CallId, JobId, Rank};
 
-use crate::cause::{Cause, Excuse};
-use crate::engine::{Engine, LastWords, call_notice, element_size};
+use crate::cause::Cause;
+use crate::engine::{Engine, call_notice, element_size};
 use crate::error::CollectiveError;
-use crate::group::{GroupId, Saying};
+use crate::group::GroupId;
 use crate::lane::LaneError;
 use crate::operation::{Operation, Tag};
 use crate::signals::Signals;
 use crate::stall::Stalls;
+use crate::verdict::{Event, Verdict, Watch};
 use consent::Consent;
-use deadline::Stall;
-pub(crate) use deadline::{MOST, TURN};
-use elsewhere::Postponed;
-use gone::Questions;
-use parting::Parting;
-use stall::Watch;
 
 pub(crate) use place::InPlace;
 pub(crate) use share::Mode;
+pub(crate) use waiting::{MOST, TURN};
 
 /// Whether the operation lacks a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,13 +50,9 @@ pub(crate) struct Place<'a> {
     pub(crate) stalls: &'a Stalls,
     /// Starts making a link, or asks the peer to, whose it is to make.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
-    /// Begins to ask whether a peer is gone, who is waited for or not. Returns whether it can be asked.
-    pub(crate) watch: &'a (dyn Fn(u32, bool) -> bool + Sync),
-    /// A peer that is gone counts as lost, in all groups.
-    pub(crate) lose: &'a (dyn Fn(u32, &str) + Sync),
-    /// The other groups hear of a loss because of which this rank gives up.
-    pub(crate) tell_elsewhere: &'a (dyn Fn(&CollectiveError) -> Vec<Saying> + Sync),
     pub(crate) id: GroupId,
+    /// How long after the end of a link the word of the authority may take to come.
+    pub(crate) patience: Duration,
 }
 
 /// One operation. Dropped before its end, it gives up and tells the peers.
@@ -74,15 +60,7 @@ pub(crate) struct Place<'a> {
 #[allow(clippy::struct_excessive_bools)]
 pub(crate) struct Run<'a> {
     engine: &'a mut Engine,
-    signals: &'a Signals,
-    stalls: &'a Stalls,
-    connect: &'a (dyn Fn(u32) + Sync),
-    ask_whether_gone: &'a (dyn Fn(u32, bool) -> bool + Sync),
-    lose: &'a (dyn Fn(u32, &str) + Sync),
-    tell_elsewhere: &'a (dyn Fn(&CollectiveError) -> Vec<Saying> + Sync),
-    /// Peers that are gone, as was found out, and how. What they have sent is read first.
-    found_gone: Vec<(u32, String)>,
-    id: GroupId,
+    place: Place<'a>,
     request: Operation,
     tag: Tag,
     size: usize,
@@ -95,27 +73,19 @@ pub(crate) struct Run<'a> {
     consent: Option<Consent>,
     /// The rounds of it in which this rank has given its own.
     words: u64,
+    /// When to say what, and to report.
     watch: Watch,
-    questions: Questions,
+    /// What others know of the ranks that do not come.
+    missing_ranks: Vec<(u32, String)>,
     /// For a rank without data: what the others ask for.
     learned: Option<Operation>,
-    /// The deadline of this rank or of another one has passed.
-    stall: Option<Stall>,
-    /// A peer's deadline has passed.
-    asked: bool,
-    /// Late ranks that others miss.
-    missed: BTreeSet<Rank>,
-    /// Those that do not come because of others that are late, and how that is known.
-    excused: BTreeMap<Rank, Excuse>,
-    /// In the order in which their links ended.
-    postponed: Vec<Postponed>,
+    /// Who is to blame.
+    verdict: Verdict,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
     missing: Missing,
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
-    /// Who has said why this operation is over.
-    told_by: Option<u32>,
     finished: bool,
     mode: Mode,
     /// A thread waits, and not a task.
@@ -127,8 +97,6 @@ pub(crate) struct Run<'a> {
     in_place: Option<InPlace<'a>>,
     /// Until then this rank waits for the word of one that has left the operation.
     left_at: Option<Instant>,
-    /// This rank has given up, and tells the others.
-    parting: Option<Parting>,
     job: JobId,
 }
 
@@ -141,26 +109,23 @@ impl<'a> Run<'a> {
         tag: Tag,
         (started, deadline): (Instant, Instant),
     ) -> Self {
-        // This rank may have been in it already, without data.
-        let mut asked = false;
-        for link in &mut engine.links {
+        let me = Rank(engine.me);
+        let mut verdict = Verdict::new(me, (tag, request), started, place.patience);
+        for (peer, link) in (0..).zip(&mut engine.links) {
             (link.used, link.relinked, link.begun) = (false, false, false);
             link.search_again();
-            asked |= link.stalled_in == Some(tag);
+            if link.stalled_in == Some(tag) {
+                // This rank may have been in it already, without data.
+                verdict.is_here(Rank(peer));
+            }
         }
         let consent = Consent::of(&request, engine.me, engine.world);
         let mut run = Self {
             engine,
-            signals: place.signals,
-            stalls: place.stalls,
-            connect: place.connect,
-            ask_whether_gone: place.watch,
-            lose: place.lose,
-            tell_elsewhere: place.tell_elsewhere,
-            found_gone: Vec::new(),
-            id: place.id,
             watch: Watch::new(started, place.stalls.after()),
-            questions: Questions::new(started),
+            missing_ranks: Vec::new(),
+            place,
+            verdict,
             consent,
             words: 0,
             learned: None,
@@ -171,15 +136,9 @@ impl<'a> Run<'a> {
             deadline,
             awake: Awake::new(Instant::now(), MOST),
             step: 0,
-            stall: None,
-            asked,
-            missed: BTreeSet::new(),
-            excused: BTreeMap::new(),
-            postponed: Vec::new(),
             unsaid: false,
             missing: Missing::Unknown,
             ends_call: false,
-            told_by: None,
             finished: false,
             mode: Mode::Links,
             blocking: false,
@@ -187,11 +146,9 @@ impl<'a> Run<'a> {
             result: &mut [],
             in_place: None,
             left_at: None,
-            parting: None,
             job: JobId(0),
         };
         run.enter_step();
-        run.questions = Questions::new(started);
         run.answer_joined();
         run
     }
@@ -239,39 +196,26 @@ impl<'a> Run<'a> {
                 return result;
             }
             let at = self.wake_at();
-            if self.parting.is_some() {
-                // In the memory nothing is awaited any more, and links that come wake nobody there.
-                let left = at.saturating_duration_since(Instant::now());
-                std::thread::park_timeout(left.min(Duration::from_millis(1)));
-            } else {
-                self.engine.sleep_shared(at);
-            }
+            self.engine.sleep_shared(at);
             fired = Instant::now() >= at;
         }
     }
 
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
-        if let Some(parting) = &self.parting {
-            return parting.next();
-        }
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
-        let limit = self.deadline.min(self.awake.ticked() + TURN);
-        let limit = self.stall.as_ref().map_or(limit, Stall::next);
-        let limit = self.left_at.map_or(limit, |at| limit.min(at));
-        let postponed = self.postponed.first().map(|postponed| postponed.until);
-        [self.watch.next(), self.questions.next(), postponed]
+        let limit = self.verdict.next(self.deadline);
+        let limit = if self.verdict.is_calling_the_roll() {
+            limit
+        } else {
+            limit.min(self.awake.ticked() + TURN)
+        };
+        [self.watch.next(), self.left_at]
             .into_iter()
             .flatten()
             .fold(limit, Instant::min)
-    }
-
-    /// Something has come.
-    fn stir(&mut self) {
-        self.watch.moved = true;
-        self.questions.stir();
     }
 
     /// Goes on as far as it can. `fired` says that the time of [`Run::wake_at`] has come.
@@ -280,9 +224,6 @@ impl<'a> Run<'a> {
         cx: &mut Context<'_>,
         fired: bool,
     ) -> Poll<Result<Option<Operation>, CollectiveError>> {
-        if self.parting.is_some() {
-            return self.part(cx);
-        }
         match self.advance(cx, fired) {
             Ok(false) => Poll::Pending,
             Ok(true) if self.learned.is_some() => {
@@ -296,25 +237,21 @@ impl<'a> Run<'a> {
                 if self.mode != Mode::Form {
                     self.engine.passes(self.tag, self.request);
                 }
-                if self.stall.is_some() {
+                if self.verdict.is_calling_the_roll() {
                     // It ended well after all: peers to come need not hear of it.
-                    self.signals.lock().operation_notice = None;
+                    self.place.signals.lock().operation_notice = None;
                 }
                 Poll::Ready(Ok(None))
             }
             Err(error) => {
                 // The word of a peer that was revoked as well may be seen first.
-                let revoked = self.signals.lock().lost.when_revoked();
+                let revoked = self.place.signals.lock().lost.when_revoked();
                 let error = revoked.unwrap_or(error);
                 if let CollectiveError::Deadline { late, .. } = &error {
-                    self.report_with_others(late);
+                    self.report_before_the_end(late);
                 }
-                let words = self.give_up(&error);
-                let elsewhere = (self.tell_elsewhere)(&error);
-                // Nobody else is told: it is about this operation, and a moment.
-                let error = self.with_what_it_did(error);
-                self.parting = Some(Parting::new(error, words, elsewhere));
-                self.part(cx)
+                self.give_up(&error);
+                Poll::Ready(Err(error))
             }
         }
     }
@@ -358,7 +295,6 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
-            self.judge_postponed(cx)?;
             if self.learned.is_some() {
                 return Ok(true);
             }
@@ -371,7 +307,6 @@ impl<'a> Run<'a> {
                 self.enter_step();
                 continue;
             }
-            self.judge_the_gone()?;
             if !self.check_time(std::mem::take(&mut fired))?
                 && !self.look_ahead(cx)?
                 && !std::mem::take(&mut self.unsaid)
@@ -383,89 +318,116 @@ impl<'a> Run<'a> {
     }
 
     fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
-        let (arrivals, requests, gone, notices, unsaid) = {
-            let mut state = self.signals.lock();
+        let (arrivals, requests, notices) = {
+            let mut state = self.place.signals.lock();
             state.register(cx);
             if let Some(error) = state.obstacle(self.tag) {
-                return Err(error);
+                return self.verdict.hear(Event::Word(error));
             }
             if state.is_nothing_new() {
                 return Ok(());
             }
-            let gone = std::mem::take(&mut state.gone);
             let requests = std::mem::take(&mut state.requests);
-            let unsaid = std::mem::take(&mut state.unsaid);
-            let arrivals = state.take_arrivals();
-            (arrivals, requests, gone, state.notices(), unsaid)
+            (state.take_arrivals(), requests, state.notices())
         };
-        if !unsaid.is_empty() {
-            self.engine.notify_all(&unsaid);
-            self.unsaid = true;
-        }
         if !arrivals.is_empty() {
-            self.questions.stir();
+            self.watch.stir();
         }
         // All are taken in before any of them ends the operation.
         let mut failure = None;
         for arrival in arrivals {
             let peer = arrival.rank;
             let link = &self.engine.links[peer as usize];
-            let replaces = link.is_up() && link.used || self.is_postponed(peer);
+            let replaces = link.is_up() && link.used;
             // Begun for another operation, or for a peer that had asked for it: it may be the time of that which has passed.
             let is_old = !arrival.theirs && !link.begun;
             match self.engine.arrive(arrival, &notices) {
-                Ok(()) if !replaces => {
-                    self.repeat_words(peer);
-                    self.tell_newcomer(peer);
-                }
-                Ok(()) if self.needs(peer) => {
-                    failure = Some(CollectiveError::PeerLost {
+                Ok(()) => {
+                    let made = Event::LinkMade {
                         rank: Rank(peer),
-                        reason: "its link was replaced while it was in use".to_owned(),
-                    });
+                        replaces: replaces && self.needs(peer),
+                    };
+                    match self.verdict.hear(made) {
+                        Ok(()) if !replaces => {
+                            self.repeat_words(peer);
+                            self.tell_newcomer(peer);
+                        }
+                        Ok(()) => {}
+                        Err(error) => failure = Some(error),
+                    }
                 }
                 Err(_) if is_old => self.missing = Missing::Unknown,
                 // A link that has come all the same will do.
                 Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
                     failure = self.lack(peer, &error).err().or(failure);
                 }
-                Ok(()) | Err(_) => {}
+                Err(_) => {}
             }
         }
         // After that: what is asked for may just have come.
         for peer in requests {
             if self.engine.may_begin_link(peer) {
-                (self.connect)(peer);
+                (self.place.connect)(peer);
             }
         }
-        self.found_gone.extend(gone);
         failure.map_or(Ok(()), Err)
     }
 
     /// There is no link to a peer that this rank needs.
     fn lack(&mut self, peer: u32, error: &LaneError) -> Result<(), CollectiveError> {
-        let unlinked = self.unlinked(peer, error);
-        self.lack_peer(peer, unlinked)
-    }
-
-    /// What it means that there is no link to a peer.
-    fn unlinked(&self, peer: u32, error: &LaneError) -> CollectiveError {
         let numbers = {
-            let state = self.signals.lock();
+            let state = self.place.signals.lock();
             move |rank: u32| (Rank(rank), Rank(state.job_rank(rank)))
         };
         let me = self.engine.me;
-        let ((me, own), dials) = (numbers(me), self.engine.dials(peer));
-        let cause = Cause::unlinked(error, own, numbers(peer), dials);
-        cause.into_own_error(me, CallId(self.tag.call), &self.request.to_string())
+        let ((me, own), peer, dials) = (numbers(me), numbers(peer), self.engine.dials(peer));
+        let cause = Cause::unlinked(error, own, peer, dials);
+        let error = cause.into_own_error(me, CallId(self.tag.call), &self.request.to_string());
+        self.verdict.hear(Event::NoLink {
+            rank: peer.0,
+            at: Instant::now(),
+            error,
+        })
+    }
+
+    /// The link to a peer that this rank needs has ended.
+    fn lack_link(&mut self, peer: u32) -> Result<(), CollectiveError> {
+        if self.verdict.suspects(Rank(peer)) {
+            return Ok(());
+        }
+        let link = &self.engine.links[peer as usize];
+        let (reason, at) = match &link.ended {
+            Some(ended) => (ended.reason.as_str(), ended.at),
+            None => ("its link ended", Instant::now()),
+        };
+        let state = self.place.signals.lock();
+        let host = state
+            .host_of(peer)
+            .map_or_else(String::new, |host| format!("on host {host}: "));
+        let reason = if self.place.patience.is_zero() {
+            format!("{host}{reason}")
+        } else {
+            format!(
+                "link lost to rank {}: {host}{reason}; nothing else was heard of the rank's end within {:.1} s",
+                state.job_rank(peer),
+                self.place.patience.as_secs_f64()
+            )
+        };
+        drop(state);
+        self.verdict.hear(Event::LinkEnded {
+            rank: Rank(peer),
+            at,
+            reason,
+            is_used: link.used,
+        })
     }
 
     /// Starts making all links that the operation will use and that are this rank's to make.
     fn want_links(&mut self) -> Result<(), CollectiveError> {
         let Self {
             engine,
-            connect,
-            postponed,
+            place,
+            verdict,
             ..
         } = self;
         self.missing = Missing::No;
@@ -486,30 +448,19 @@ impl<'a> Run<'a> {
                 continue;
             }
             self.missing = Missing::Awaited;
-            if link.connecting || postponed.iter().any(|one| one.is_of(peer)) {
-                continue;
-            }
-            if dials {
+            if dials && !link.connecting && !verdict.suspects(Rank(peer)) {
                 (link.connecting, link.begun) = (true, true);
-                connect(peer);
+                (place.connect)(peer);
             }
         }
         match gone.into_iter().find(|peer| self.needs(*peer)) {
-            Some(peer) => self.lose_peer(peer),
+            Some(peer) => self.lack_link(peer),
             None => Ok(()),
         }
     }
 
-    /// Whether an error is the loss of a rank that is gone, and not of its link.
-    fn is_for_good(&self, error: &CollectiveError) -> bool {
-        let CollectiveError::PeerLost { rank, .. } = error else {
-            return false;
-        };
-        self.engine.links[rank.index()].is_over() || self.signals.lock().lost.has(rank.0)
-    }
-
     /// Leaves the operation and tells every linked peer why, so that they leave it too.
-    fn give_up(&mut self, error: &CollectiveError) -> LastWords {
+    fn give_up(&mut self, error: &CollectiveError) {
         self.finished = true;
         self.engine.previous = None;
         tracing::debug!(rank = self.engine.me, operation = %self.request, tag = %self.tag, %error, "gave up");
@@ -525,55 +476,48 @@ impl<'a> Run<'a> {
             Mode::Form => self.give_up_form(),
             Mode::Shared => self.engine.leave_shared(self.result),
         }
-        let mut cause = Cause::of(error, Rank(self.engine.me));
-        if let Cause::Lost {
-            rank,
-            reason,
-            for_good,
-        } = &mut cause
-            && self.is_for_good(error)
+        let cause = Cause::of(error, Rank(self.engine.me));
+        if let CollectiveError::PeerLost { rank, reason } = error
+            && self.engine.links[rank.index()].is_over()
         {
-            *for_good = true;
-            self.signals.lock().lost.add(rank.0, reason);
+            // Nothing that needs the rank works any more.
+            self.place.signals.lock().lost.add(rank.0, reason);
         }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.
             let notice = call_notice(self.engine.generation, self.tag.call, &cause);
             self.engine.notify_all(&notice);
-            self.signals.call_failed(self.tag.call, error, &notice);
+            self.place
+                .signals
+                .call_failed(self.tag.call, error, &notice);
         }
         let notice = self.engine.tell(self.tag, &cause);
-        let words = self.engine.last_words(cause.absent());
-        self.signals.failed(self.tag, error, notice);
+        self.place.signals.failed(self.tag, error, notice);
         for peer in self.engine.broken_links() {
             // It may wait for the link, and hears on it that this rank gave up.
-            (self.connect)(peer);
+            (self.place.connect)(peer);
         }
         if matches!(error, CollectiveError::Mismatch { .. }) {
             // Who asked for the other thing may wait for a link that this rank's schedule does not have.
             self.link_neighbours();
         }
-        words
+        // What does not go now is sent by whoever attends to the links.
+        self.engine.flush_now();
     }
 
     fn link_neighbours(&mut self) {
         for peer in self.engine.unlinked_neighbours() {
-            (self.connect)(peer);
+            (self.place.connect)(peer);
         }
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.end_questions();
-        if self.parting.is_some() {
-            self.engine.see_off();
-        }
         if !self.finished {
             self.give_up(&CollectiveError::Aborted {
                 reason: format!("{} was cancelled", self.request),
             });
-            self.engine.see_off();
         }
     }
 }

@@ -32,7 +32,7 @@ impl Run<'_> {
     pub(super) fn advance_form(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
         self.take_signals(cx)?;
         let asked = {
-            let mut state = self.signals.lock();
+            let mut state = self.place.signals.lock();
             state.register(cx);
             state.one_host
         };
@@ -41,8 +41,6 @@ impl Run<'_> {
                 Some(true) => self.engine.form(self.job),
                 Some(false) => self.engine.shm = Sharing::Off,
                 None => {
-                    self.judge_the_gone()?;
-                    self.judge_postponed(cx)?;
                     return self.form_in_time().map(|()| false);
                 }
             }
@@ -55,8 +53,6 @@ impl Run<'_> {
                 self.read(peer, cx)?;
             }
         }
-        self.judge_the_gone()?;
-        self.judge_postponed(cx)?;
         let Some(forming) = self.engine.shm.forming() else {
             return Ok(true);
         };
@@ -110,7 +106,7 @@ impl Run<'_> {
     fn refuse_for_ever(&mut self) {
         let frame = self.engine.say(Share::Refuse);
         self.engine.flush_now();
-        self.signals.lock().refusal = Some(frame);
+        self.place.signals.lock().refusal = Some(frame);
     }
 
     /// The operation ends. What was done so far for sharing memory is where the next one goes on.
@@ -147,13 +143,13 @@ impl Run<'_> {
             }
             complete = false;
             if link.is_over() {
-                self.lose_peer(peer)?;
+                self.lack_link(peer)?;
                 continue;
             }
-            if !link.connecting && self.engine.dials(peer) && !self.is_postponed(peer) {
+            if !link.connecting && self.engine.dials(peer) && !self.verdict.suspects(Rank(peer)) {
                 let link = &mut self.engine.links[peer as usize];
                 (link.connecting, link.begun) = (true, true);
-                (self.connect)(peer);
+                (self.place.connect)(peer);
             }
         }
         Ok(complete)
@@ -244,7 +240,6 @@ impl Run<'_> {
                     self.read(peer, cx)?;
                 }
             }
-            self.judge_postponed(cx)?;
             let Some(arena) = self.engine.shm.active() else {
                 return Ok(true);
             };
@@ -271,10 +266,9 @@ impl Run<'_> {
         }
         for peer in self.others() {
             if !self.engine.links[peer as usize].is_up() && self.needs(peer) {
-                self.lose_peer(peer)?;
+                self.lack_link(peer)?;
             }
         }
-        self.judge_postponed(cx)?;
         let Some(arena) = self.engine.shm.active() else {
             return Ok(true);
         };
@@ -285,9 +279,11 @@ impl Run<'_> {
             self.engine.is_hasty = outcome == Outcome::Elsewhere;
             return Ok(true);
         }
-        if Instant::now() >= self.deadline {
+        let now = Instant::now();
+        self.verdict.judge_suspicions(now)?;
+        if now >= self.deadline {
             let late = arena.late();
-            return Err(self.late(late));
+            return Err(self.verdict.late(now, late));
         }
         Ok(false)
     }

@@ -2,7 +2,7 @@
 
 use std::task::{Context, Poll};
 
-use super::judge::Sorted;
+use super::frames::Sorted;
 use super::{InPlace, Run};
 use crate::engine::{Engine, Progress, finish_of, next_transfer};
 use crate::error::CollectiveError;
@@ -70,10 +70,7 @@ impl Run<'_> {
             };
             let (next, polled) = match inbound {
                 Inbound::Header => match link.poll_header(cx) {
-                    Poll::Ready(Ok(header)) => {
-                        self.questions.stir();
-                        (Inbound::Held(header), Poll::Ready(Ok(())))
-                    }
+                    Poll::Ready(Ok(header)) => (Inbound::Held(header), Poll::Ready(Ok(()))),
                     other => (Inbound::Header, other.map_ok(|_| ())),
                 },
                 Inbound::Held(header) => match self.sort(peer, header) {
@@ -204,7 +201,7 @@ impl Run<'_> {
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
-        self.stir();
+        self.watch.stir();
         let length = header.length as usize;
         let action = self.engine.schedule.step(self.step)[index];
         let progress = self.engine.progress[index];
@@ -235,7 +232,7 @@ impl Run<'_> {
             done: action.transfer().is_none(),
         }));
         self.keep();
-        self.questions.stir();
+        self.watch.stir();
     }
 
     /// Keeps what the present step may overwrite in the caller's buffer.

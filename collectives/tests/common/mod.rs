@@ -5,7 +5,6 @@ pub(crate) mod network;
 pub(crate) mod value;
 pub(crate) mod victim;
 
-use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kolo_collectives::lane::{
-    Connecting, Door, Gone, LaneChoice, MemoryLane, OneHost, Requesting, UnixLane,
+    Connecting, Door, LaneChoice, MemoryLane, OneHost, Requesting, UnixLane,
 };
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{
@@ -212,10 +211,8 @@ struct Hub {
     faults: Mutex<Vec<Option<Arc<Fault>>>>,
     /// Links that were made.
     links: AtomicUsize,
-    /// Ranks whose hosts say that they are gone, to who has met them.
-    gone: Mutex<Vec<Rank>>,
-    /// Who asked whom whether it is gone, how often, and how often that was answered so.
-    questions: Mutex<HashMap<(Rank, Rank), (usize, usize)>>,
+    /// How long the word of an authority may take.
+    word_within: Mutex<Duration>,
     /// For [`Kind::Tls`] and [`Kind::Quic`], by rank. One link at a time is accepted.
     hosts: Vec<(Door, tokio::sync::Mutex<()>)>,
 }
@@ -279,6 +276,10 @@ pub(crate) fn hello(rank: Rank) -> LinkHello {
 }
 
 impl Connector for TestConnector {
+    fn word_within(&self) -> Duration {
+        *self.hub.word_within.lock().unwrap()
+    }
+
     fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
         let shares = match self.hub.kind {
             Kind::Shared => true,
@@ -288,20 +289,8 @@ impl Connector for TestConnector {
         Some(Box::pin(async move { shares }))
     }
 
-    fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
-        let gone = met && self.hub.gone.lock().unwrap().contains(&peer);
-        let mut questions = self.hub.questions.lock().unwrap();
-        let (asked, answered) = questions.entry((self.rank, peer)).or_default();
-        (*asked, *answered) = (*asked + 1, *answered + usize::from(gone));
-        let why = gone.then(|| "nothing listens there any more".to_owned());
-        Some(Box::pin(std::future::ready(why)))
-    }
-
     fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
         assert!(peer > self.rank, "lower ranks ask for links");
-        if self.hub.gone.lock().unwrap().contains(&peer) {
-            return None;
-        }
         let (rank, acceptor) = (
             self.rank,
             self.hub.acceptors.lock().unwrap()[peer.index()].clone(),
@@ -397,8 +386,7 @@ impl Group {
             acceptors: Mutex::new(Vec::new()),
             faults: Mutex::new(vec![None; world as usize]),
             links: AtomicUsize::new(0),
-            gone: Mutex::default(),
-            questions: Mutex::default(),
+            word_within: Mutex::default(),
             hosts: match kind {
                 Kind::Tls => hosts(world, LaneChoice::Tls),
                 Kind::Quic => hosts(world, LaneChoice::Quic),
@@ -439,16 +427,9 @@ impl Group {
         self.hub.faults.lock().unwrap()[rank as usize] = Some(Arc::clone(fault));
     }
 
-    /// The host of a rank says from now on that it is gone.
-    pub(crate) fn is_gone(&self, rank: u32) {
-        self.hub.gone.lock().unwrap().push(Rank(rank));
-    }
-
-    /// How often a rank has asked whether another one is gone, and how often it was told so.
-    pub(crate) fn questions(&self, rank: u32, of: u32) -> (usize, usize) {
-        let questions = self.hub.questions.lock().unwrap();
-        let count = questions.get(&(Rank(rank), Rank(of)));
-        count.copied().unwrap_or_default()
+    /// Somebody watches the ranks, and says within this time why one has ended.
+    pub(crate) fn set_word_within(&self, limit: Duration) {
+        *self.hub.word_within.lock().unwrap() = limit;
     }
 
     pub(crate) fn links(&self) -> usize {

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kolo_collectives::lane::{Connecting, Door, Gone, LaneChoice, Requesting, Terms};
+use kolo_collectives::lane::{Connecting, Door, LaneChoice, Requesting, Terms};
 use kolo_collectives::{Communicator, Connector, GroupId, LinkHello};
 use kolo_transport::ids::{CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, Handover, Member};
@@ -26,6 +27,10 @@ impl NetworkConnector {
 }
 
 impl Connector for NetworkConnector {
+    fn word_within(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
     fn connect(&self, peer: Rank) -> Connecting {
         self.connect_group(peer, GroupId::WORLD)
     }
@@ -48,17 +53,6 @@ impl Connector for NetworkConnector {
         Some(Box::pin(
             async move { door.request(&hello, target, LONG).await },
         ))
-    }
-
-    /// In place of the control plane, which is not here.
-    fn is_gone(&self, peer: Rank, met: bool) -> Option<Gone> {
-        let (endpoint, address) = (self.door.endpoint().clone(), self.target(peer).2);
-        met.then(|| {
-            Box::pin(async move {
-                let gone = endpoint.is_refused(address).await;
-                gone.then(|| format!("nothing listens at {address} any more"))
-            }) as Gone
-        })
     }
 }
 

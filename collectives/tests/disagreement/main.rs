@@ -250,38 +250,6 @@ fn ranks_that_disagree_between_hosts_all_hear_who_asked_for_what() {
     check(Kind::Quic);
 }
 
-/// A rank that has heard of it and ends has links on their way, on which alone others hear of it. They are made by the thread on
-/// which the operations run.
-#[test]
-fn ranks_that_end_when_they_disagree_leave_nobody_without_the_reason() {
-    for kind in [Kind::Memory, Kind::Unix, Kind::Tls, Kind::Quic] {
-        for odd in 0..4 {
-            let mut group = Group::new(kind, 4);
-            let ranks: Vec<_> = std::mem::take(&mut group.members)
-                .into_iter()
-                .map(|comm| {
-                    group.runtime.spawn(async move {
-                        let result = if comm.rank().0 == odd {
-                            comm.barrier_async().await
-                        } else {
-                            comm.broadcast_async(&mut [1_u8], Rank(0)).await
-                        };
-                        drop(comm);
-                        result
-                    })
-                })
-                .collect();
-            for rank in ranks {
-                let error = group.runtime.block_on(rank).unwrap().unwrap_err();
-                assert!(
-                    matches!(error, CollectiveError::Mismatch { .. }),
-                    "{kind:?}, {odd}: {error}"
-                );
-            }
-        }
-    }
-}
-
 /// As [`a_send_and_a_collective_end_at_their_deadlines_and_say_what_the_other_one_does`], of ranks that end with their error: the
 /// one whose deadline comes second has heard what the other one did.
 #[test]

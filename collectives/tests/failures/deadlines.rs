@@ -1,6 +1,5 @@
 //! Ranks that come late, or not at all.
 
-use common::victim::{COUNT, read_notice, right};
 use kolo_collectives::record::{Outcome, Record};
 
 use super::*;
@@ -196,62 +195,6 @@ fn the_deadline_does_not_name_ranks_that_are_through() {
     assert_eq!(late, [Rank(1)]);
 }
 
-/// Of three ranks two are late: rank 1 waits for rank 2 in the operation before, and rank 2 comes when it is missed. Whom rank 0
-/// names then.
-fn late_when_the_culprit_comes() -> Vec<Rank> {
-    let runtime = runtime();
-    let handle = runtime.handle().clone();
-    let comm =
-        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-    let [mut one, mut two] = [1, 2].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-        accepted.unwrap();
-        theirs
-    });
-    let sum = || comm.all_reduce(&mut [0_i32; COUNT as usize], ReduceOp::Sum);
-    comm.set_timeout(Duration::from_millis(1));
-    sum().unwrap_err();
-    let missed = Cause::Missed {
-        late: vec![Rank(2)],
-        excused: Vec::new(),
-    };
-    write(&runtime, &mut one, &notice(Tag::new(0, 0), &missed));
-    let tag = Tag::new(0, 1);
-    let ended = std::thread::scope(|scope| {
-        let sum = scope.spawn(sum);
-        let excused = loop {
-            match read_notice(&runtime, &mut two) {
-                Some((of, Cause::Missed { late, excused })) if of == tag => {
-                    assert_eq!(late, [Rank(2)]);
-                    break excused;
-                }
-                _ => {}
-            }
-        };
-        let because = excused.iter().map(|excuse| (excuse.rank, excuse.culprit));
-        assert_eq!(because.collect::<Vec<_>>(), [(Rank(1), Rank(2))]);
-        let mut here = right();
-        (here.tag, here.length) = (tag, 0);
-        here.operation.algorithm = Algorithm::Local;
-        write(&runtime, &mut two, &Header::Ask(here).encode());
-        let asked = here.operation.to_string();
-        let stalled = notice(tag, &Cause::Stalled { asked });
-        write(&runtime, &mut two, &stalled);
-        sum.join().unwrap()
-    });
-    match ended {
-        Err(CollectiveError::Deadline { late, .. }) => late,
-        other => panic!("{other:?}"),
-    }
-}
-
-#[test]
-fn an_excuse_ends_when_the_one_comes_whose_fault_it_was() {
-    // It comes too late at times.
-    assert!((0..20).any(|_| late_when_the_culprit_comes() == [Rank(1)]));
-}
-
 /// Lengths come before values. Rank 2 sends its own to rank 0 and goes no further: rank 0 is in the second part, and rank 1 misses
 /// it in the first one.
 #[test]
@@ -306,35 +249,4 @@ fn who_has_come_in_shared_memory_is_not_named_for_one_that_dies() {
             );
         }
     });
-}
-
-#[test]
-fn ranks_that_excuse_each_other_are_all_late() {
-    let runtime = runtime();
-    let handle = runtime.handle().clone();
-    let comm =
-        Communicator::new(Rank(0), 3, GENERATION, JOB, Arc::new(NoConnector), handle).unwrap();
-    comm.set_timeout(Duration::from_millis(100));
-    let mut ends = [1, 2].map(|rank| {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        let accepted = comm.acceptor().accept(Rank(rank), Box::new(mine));
-        accepted.unwrap();
-        theirs
-    });
-    let excuse = |rank, culprit| Excuse {
-        rank: Rank(rank),
-        culprit: Rank(culprit),
-        doing: "it says so".to_owned(),
-    };
-    let missed = Cause::Missed {
-        late: vec![Rank(1)],
-        // The last one is nothing.
-        excused: vec![excuse(1, 2), excuse(2, 1), excuse(2, 2)],
-    };
-    write(&runtime, &mut ends[1], &notice(Tag::new(0, 0), &missed));
-    let error = comm.barrier().unwrap_err();
-    let CollectiveError::Deadline { late, .. } = &error else {
-        panic!("{error}");
-    };
-    assert_eq!(*late, [Rank(1), Rank(2)], "{error}");
 }

@@ -7,37 +7,32 @@
     clippy::unwrap_used
 )]
 
+mod ahead;
+mod authority;
 #[path = "../common/mod.rs"]
 mod common;
 mod deadlines;
-mod elsewhere;
-mod leaving;
 mod links;
 mod revoked;
 
-use std::collections::HashMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use common::victim::{
-    COUNT, NoConnector, frame, lonely, notice, read_notice, right, runtime, write,
-};
-use common::{Fault, GENERATION, Group, JOB, Kind, LONG, faulty, force, others, run, sum, until};
-use kolo_collectives::cause::{Cause, Excuse};
-use kolo_collectives::header::{Data, HEADER, Header, SENDER};
-use kolo_collectives::lane::{Connecting, Gone, MemoryLane};
+use common::victim::{NoConnector, lonely, notice, runtime, write};
+use common::{Fault, GENERATION, Group, JOB, Kind, LONG, force, others, run, sum, until};
+use kolo_collectives::cause::Cause;
+use kolo_collectives::header::{Data, HEADER, Header};
+use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::operation::{Operation, OperationKind, Tag};
-use kolo_collectives::schedule::{Algorithm, Tuning};
+use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{
-    Acceptor, CollectiveError, Communicator, Connector, DType, GroupId, Lane, LaneError, ReduceOp,
+    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, ReduceOp,
     local_group,
 };
 use kolo_transport::ids::{CallId, Rank};
-use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 #[test]

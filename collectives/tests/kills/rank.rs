@@ -36,6 +36,10 @@ pub(crate) struct Sockets {
 }
 
 impl Connector for Sockets {
+    fn word_within(&self) -> Duration {
+        WORD
+    }
+
     fn connect(&self, peer: Rank) -> Connecting {
         self.connect_group(peer, GroupId::WORLD)
     }
@@ -90,7 +94,7 @@ pub(crate) fn sit(rank: u32, world: u32, lanes: Lanes, way: Way, addresses: &[So
                 });
             }
             Seat {
-                comm: comm.with_timeout(lanes.limit()),
+                comm: comm.with_timeout(LIMIT),
                 network: None,
                 _runtime: Some(runtime),
             }

@@ -21,6 +21,9 @@ use tokio::sync::{oneshot, watch};
 use super::plane::Plane;
 use crate::executor::RINGS;
 
+/// The node that had a process says within this time after the end of its links why it ended.
+const WORD: Duration = Duration::from_secs(1);
+
 /// The ends that this worker has of links to other ranks, in one generation.
 #[derive(Debug)]
 pub(crate) struct Links {
@@ -268,6 +271,10 @@ impl Connector for LinkConnector {
     fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
         let links = Arc::clone(&self.0);
         Some(Box::pin(async move { links.request(peer, group).await }))
+    }
+
+    fn word_within(&self) -> Duration {
+        WORD
     }
 
     fn is_one_host(&self, ranks: &[Rank]) -> Option<OneHost> {

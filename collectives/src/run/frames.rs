@@ -1,8 +1,7 @@
-//! What a frame is for, and what the end of a link means.
+//! What a frame is for.
 
-use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::ids::{Generation, Rank};
 
-use super::late::Fault;
 use super::transfer::segment;
 use super::{Missing, Mode, Run};
 use crate::cause::Cause;
@@ -11,6 +10,7 @@ use crate::header::{Data, Header, SENDER, Share};
 use crate::link::Stop;
 use crate::operation::{Operation, Tag};
 use crate::schedule::Algorithm;
+use crate::verdict::Event;
 
 /// What to do with a frame whose header has come.
 pub(super) enum Sorted {
@@ -58,13 +58,8 @@ impl Run<'_> {
         if tag > self.tag {
             // Links keep the order: nothing of this operation will follow.
             if self.awaits(peer) {
-                return Err(CollectiveError::PeerLeft {
-                    rank: Rank(peer),
-                    reason: format!(
-                        "it is in {tag} while this rank is in {}, {}",
-                        self.tag, self.request
-                    ),
-                });
+                let rank = Rank(peer);
+                self.verdict.hear(Event::IsAhead { rank, tag })?;
             }
             return Ok(if self.is_draining(peer) {
                 Sorted::Discard
@@ -101,12 +96,13 @@ impl Run<'_> {
                 return Ok(Sorted::Discard);
             }
         } else if data.operation != self.request && !self.is_asked_alike(header) {
-            return Err(self.mismatch(peer, &data.operation));
+            let (rank, operation) = (Rank(peer), data.operation);
+            self.verdict.hear(Event::AsksFor { rank, operation })?;
         }
         match header {
             Header::Ask(_) => return Ok(Sorted::Discard),
             Header::Consent(_) => {
-                self.stir();
+                self.watch.stir();
                 self.hear_consent(data.step);
                 return Ok(Sorted::Discard);
             }
@@ -213,21 +209,6 @@ impl Run<'_> {
         }
     }
 
-    fn mismatch(&self, peer: u32, theirs: &Operation) -> CollectiveError {
-        let (mut asked, mut other_asked) = (self.request.to_string(), theirs.to_string());
-        if asked == other_asked {
-            // Only how it is done differs: the ranks have different tuning.
-            asked = format!("{asked} by the {} algorithm", self.request.algorithm);
-            other_asked = format!("{other_asked} by the {} algorithm", theirs.algorithm);
-        }
-        CollectiveError::Mismatch {
-            rank: Rank(self.engine.me),
-            asked,
-            other: Rank(peer),
-            other_asked,
-        }
-    }
-
     /// A peer tells why it gave up.
     pub(super) fn told(
         &mut self,
@@ -236,7 +217,7 @@ impl Run<'_> {
         text: &[u8],
     ) -> Result<(), CollectiveError> {
         // Its header may have come in an earlier operation, which has ended without the text.
-        let mut of = match self.place_of(header) {
+        let before = match self.place_of(header) {
             Some((_, tag)) if tag == self.tag => None,
             Some((_, tag)) if matches!(header, Header::AbortOperation { .. }) => Some(tag),
             _ => return Ok(()),
@@ -247,7 +228,7 @@ impl Run<'_> {
             self.missing_heard(Some(peer), rank, doing);
             return Ok(());
         }
-        let Some(mut cause) = Cause::parse(text) else {
+        let Some(cause) = Cause::parse(text) else {
             return Err(self.broken(peer, "a notice that is none".to_owned()));
         };
         let world = self.engine.world;
@@ -255,81 +236,33 @@ impl Run<'_> {
             let reason = format!("a notice about rank {rank} of a world of {world}");
             return Err(self.broken(peer, reason));
         }
-        if let Cause::Gone { rank, reason } = cause {
-            return self.hear_gone(Some(peer), rank.0, reason);
-        }
-        if let Cause::LostElsewhere { rank, reason } = cause {
-            let tag = of.unwrap_or(self.tag);
-            let mourns = &mut self.engine.links[peer as usize].mourns;
-            // With the first one it began.
-            if mourns
-                .as_ref()
-                .is_none_or(|(before, ..)| !before.is_part_of(tag))
-            {
-                *mourns = Some((tag, rank, reason));
-            }
-            self.questions.stir();
-            return Ok(());
-        }
-        // Who gives up a part of an operation gives up all of it.
-        of = of.filter(|tag| !(cause.ends_operation() && tag.is_part_of(self.tag)));
-        if let Cause::Lost {
-            for_good: true,
-            rank,
-            reason,
-        } = &cause
-            && rank.0 != self.engine.me
-        {
-            // Whatever it was needed for.
-            self.signals.lock().lost.add(rank.0, reason);
-        } else if let Some(tag) = of
-            && !cause.ends_operation()
-        {
-            // It was in an operation before this one, and has not given that up.
-            if let Cause::Missed { late, .. } = cause {
-                self.engine.links[peer as usize].misses = Some((tag, late));
+        let by = Rank(peer);
+        let is_part = before.is_none_or(|tag| tag.is_part_of(self.tag));
+        if !cause.ends_operation() {
+            if before.is_none() {
+                self.engine.links[peer as usize].stalled_in = Some(self.tag);
             } else {
-                // This rank is through.
+                // The peer waits in an operation that this rank is through with.
                 let frame = self.ask_frame();
                 self.engine.links[peer as usize].notify(&frame);
                 self.unsaid = true;
             }
-            return Ok(());
-        } else if let Some(tag) = of {
-            self.engine.links[peer as usize].gave_up = Some((tag, cause));
-            self.questions.stir();
-            return Ok(());
+            return match cause {
+                // What it asks for in another part is not to be compared.
+                Cause::Stalled { .. } if is_part && before.is_some() => {
+                    self.verdict.is_here(by);
+                    Ok(())
+                }
+                cause if is_part => self.verdict.hear(Event::Told { by, cause }),
+                _ => Ok(()),
+            };
         }
-        if let Cause::Stalled { asked } = cause {
-            let mine = self.request.to_string();
-            // Who has no data takes part in whatever the others ask for, and hears of that in other words.
-            let has_joined = self.request.is_join() || asked == Operation::JOIN.to_string();
-            if asked != mine && !has_joined {
-                return Err(CollectiveError::Mismatch {
-                    rank: Rank(self.engine.me),
-                    asked: mine,
-                    other: Rank(peer),
-                    other_asked: asked,
-                });
-            }
-            self.engine.links[peer as usize].stalled_in = Some(self.tag);
-            self.asked = true;
+        // A rank that gives up a part of an operation gives up all of it.
+        if !is_part {
             return Ok(());
         }
-        if let Cause::Missed { late, excused } = &cause {
-            self.asked = true;
-            self.miss(Some(peer), late, excused);
-            return Ok(());
-        }
-        if let Cause::Deadline { late, .. } = &mut cause {
-            // It may have given up before it had heard of all.
-            late.extend(self.still_missed());
-            self.excuse(late);
-        }
-        let error = cause.into_error(CallId(self.tag.call), &self.request.to_string());
         self.ends_call = matches!(header, Header::AbortCall { .. });
-        self.told_by = Some(peer);
-        Err(error)
+        self.verdict.hear(Event::Told { by, cause })
     }
 
     pub(super) fn stopped(&mut self, peer: u32, stop: Stop) -> Result<(), CollectiveError> {
@@ -339,21 +272,20 @@ impl Run<'_> {
                 let link = &mut self.engine.links[peer as usize];
                 link.end(reason);
                 let is_final = link.ended.as_ref().is_none_or(|ended| ended.is_final);
-                // Once: a network that cuts every link is no reason to make links for ever.
                 let may_relink = !link.used && !is_final && !link.relinked;
+                self.watch.stir();
                 if may_relink {
-                    // It broke before this operation. Nothing is missing if a new one is made.
+                    // It broke before this operation. Nothing is missing if a new one is made. Once: a network that cuts every
+                    // link is no reason to make links for ever.
                     link.relinked = true;
                     self.missing = Missing::Unknown;
-                    self.questions.stir();
-                    Ok(())
-                } else if !self.needs(peer) {
-                    // A peer that has all that it needs from this operation may go. Others may wait for it all the same.
-                    self.questions.stir();
-                    Ok(())
-                } else {
-                    self.lose_peer(peer)
+                    return Ok(());
                 }
+                // A peer that has all that it needs from this operation may go.
+                if self.needs(peer) {
+                    self.lack_link(peer)?;
+                }
+                Ok(())
             }
         }
     }
@@ -363,57 +295,6 @@ impl Run<'_> {
         CollectiveError::Protocol {
             rank: Rank(peer),
             reason,
-        }
-    }
-
-    /// Whether a peer has said that it gives up because another rank is lost.
-    pub(super) fn left_because_of_loss(&self, peer: u32) -> bool {
-        let why = self.why_late(Rank(peer));
-        why.is_some_and(|why| why.fault.is_loss())
-    }
-
-    /// The error of a rank that is gone, or its link. It may have said why it goes before it went.
-    pub(super) fn lost(&mut self, peer: u32) -> CollectiveError {
-        let peer = self.who_began(peer);
-        let why = self.why_late(Rank(peer)).map(|why| why.fault);
-        let link = &self.engine.links[peer as usize];
-        match (why, &link.gave_up) {
-            (Some(Fault::Late), _) => return self.late(vec![Rank(peer)]),
-            (
-                Some(Fault::Lost),
-                Some((tag, Cause::Lost { rank, reason, .. } | Cause::Connect { rank, reason })),
-            ) => {
-                return CollectiveError::PeerLost {
-                    rank: *rank,
-                    reason: format!(
-                        "{reason} (rank {} gave up {tag} because of it)",
-                        self.job_rank(Rank(peer))
-                    ),
-                };
-            }
-            (Some(Fault::LostElsewhere), _) => {
-                if let Some((_, rank, reason)) = &link.mourns {
-                    return CollectiveError::PeerLost {
-                        rank: *rank,
-                        reason: format!(
-                            "{reason} (rank {} lost it in another group)",
-                            self.job_rank(Rank(peer))
-                        ),
-                    };
-                }
-            }
-            _ => {}
-        }
-        let ended = link.ended.as_ref().map(|ended| &ended.reason);
-        let reason = link.found_gone.as_ref().or(ended);
-        let reason = reason.map_or("its link ended", String::as_str);
-        let state = self.signals.lock();
-        let host = state
-            .host_of(peer)
-            .map_or_else(String::new, |host| format!("on host {host}: "));
-        CollectiveError::PeerLost {
-            rank: Rank(peer),
-            reason: format!("{host}{reason}"),
         }
     }
 }

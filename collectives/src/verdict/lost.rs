@@ -1,7 +1,7 @@
-//! Why nothing works any more: which ranks are lost, in the order in which that was heard, or that all was revoked. Pure.
+//! The word of the authority: which ranks are lost, in the order in which that was said, or that all is revoked.
 //!
-//! Who hears of a loss may leave because of it, and is lost then, too. All are to name the one with whom it began. In the same way
-//! ranks leave when the communicator is revoked, so that losses after that are none.
+//! A rank that hears of a loss may leave because of it, and is lost then, too. All are to name the rank with which it began. In the
+//! same way ranks leave when the communicator is revoked, so that losses after that are none.
 
 use kolo_transport::ids::Rank;
 
