@@ -1,9 +1,10 @@
 //! What a communicator keeps from one operation to the next: links, buffers, the last schedule.
 
-use kolo_transport::direct::looker;
-use kolo_transport::ids::Generation;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+
+use kolo_transport::direct::looker;
+use kolo_transport::ids::Generation;
 
 use crate::blocking::processors;
 use crate::cause::Cause;
@@ -20,12 +21,6 @@ mod data;
 mod shared;
 
 pub(crate) use data::{element_size, finish_of};
-
-/// Longest that a thread is held until last words have left: a peer may not let them through.
-pub(crate) const DEPARTURE: Duration = Duration::from_millis(10);
-
-/// The time between two looks whether last words have left.
-pub(crate) const LOOK: Duration = Duration::from_micros(50);
 
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]

@@ -10,8 +10,8 @@ use crate::stall::Missing;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
-    /// The link to a rank ended, or the control plane reported the rank's loss: its process or its host is
-    /// gone. The group needs a new generation; restart the rank or the job.
+    /// The control plane has said that a rank is lost, or its link has ended and nobody has said why (then the rank may live).
+    /// The group needs a new generation; restart the rank or the job.
     #[error("rank {rank} is lost: {reason}")]
     PeerLost {
         /// The lost rank.

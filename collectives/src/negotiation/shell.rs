@@ -251,8 +251,8 @@ impl Shell {
             Err(_) if is_up => {}
             Err(error) => {
                 let numbers = |member| (Rank(member), Rank(negotiation.job_rank(member)));
-                let (own, peer) = (numbers(self.me), numbers(member));
-                let cause = Cause::unlinked(&error, own, peer, self.me != 0);
+                let own = Rank(negotiation.job_rank(self.me));
+                let cause = Cause::unlinked(&error, own, numbers(member), self.me != 0);
                 self.suspect(negotiation, member, cause, false);
             }
             Ok((lane, read)) => {
