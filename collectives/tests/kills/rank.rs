@@ -100,7 +100,7 @@ pub(crate) fn sit(rank: u32, world: u32, lanes: Lanes, way: Way, addresses: &[So
             }
         }
         Way::Network(door, runtime) => Seat {
-            comm: join(&runtime, &door, rank, addresses).with_timeout(lanes.limit()),
+            comm: join(&runtime, &door, rank, addresses).with_timeout(LIMIT),
             network: Some(door),
             _runtime: None,
         },

@@ -6,6 +6,9 @@ use crate::element::DType;
 use crate::operation::{OperationKind, ReduceOp};
 use crate::stall::Missing;
 
+/// Names with their operations, and the groups that run at once.
+type Case<'a> = (&'a [(&'a str, Operation)], &'a [&'a [&'a str]]);
+
 const LIMIT: Duration = Duration::from_secs(10);
 const THRESHOLD: u64 = 100;
 
@@ -66,8 +69,7 @@ fn operations_are_fused_with_their_like() {
         rows: 2,
         ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::F32), 0)
     };
-    type Case<'a> = (&'a [(&'a str, Operation)], &'a [&'a [&'a str]]);
-    let cases: [Case; 3] = [
+    let cases: [Case<'_>; 3] = [
         (
             &[
                 ("a", sum(10)),
