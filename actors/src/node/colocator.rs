@@ -141,9 +141,10 @@ impl NodeColocator {
             Output::Leave { reason } => head.leave(reason),
             Output::Agent { job, metrics, log } => {
                 let _job = tracing::info_span!("agent", %job).entered();
-                for metric in metrics {
-                    TracingMetrics.put_metric(METRICS_GROUP, &metric);
+                for metric in &metrics {
+                    TracingMetrics.put_metric(METRICS_GROUP, metric);
                 }
+                head.put_metrics(&metrics);
                 for line in log {
                     TracingMetrics.log(&line);
                 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use kolo_core::agent::Metric;
 use kolo_core::node::colocator::Here;
 use kolo_core::node::messages::{Delivery, Loss, Wanted, WorkerId};
 use kolo_transport::ObituarySecret;
@@ -80,6 +81,9 @@ pub trait HeadLink: Send + Sync {
 
     /// The connection that is there is of no use any more; why.
     fn leave(&self, reason: String);
+
+    /// Takes what an agent has measured. Tells the head of it in its own time.
+    fn put_metrics(&self, metrics: &[Metric]);
 
     /// Has a worker's signing request signed; gives the certificate in DER. Takes a bounded time.
     fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>>;

@@ -8,7 +8,7 @@ use kolo_core::head::messages::Caller;
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{
-    ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeDrain, Refusal, RefusalKind,
+    ClusterInfo, HeadReply, HeadRequest, JobInfo, MetricSum, NodeDrain, Refusal, RefusalKind,
 };
 
 use super::serve::Shared;
@@ -86,6 +86,10 @@ impl HeadApi for Api {
             HeadReply::Draining(drain) => Some(drain),
             _ => None,
         })
+    }
+
+    fn metrics(&self) -> Vec<MetricSum> {
+        self.shared.metrics().clone().take()
     }
 
     fn undrain(&self, node: String) -> BoxFuture<'_, Result<(), Refusal>> {

@@ -341,6 +341,7 @@ impl Parts {
             },
             read_timeout: config.read_timeout,
             farewell: Mutex::new(Some(farewell)),
+            metrics: Mutex::default(),
         });
         let http = config
             .http

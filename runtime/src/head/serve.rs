@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use actix::Addr;
 use kolo_actors::head::messages::{Happened, Way};
 use kolo_actors::head::{Beats, Coordinator, ask};
+use kolo_core::agent::MetricSums;
 use kolo_core::fence::Fence;
 use kolo_core::head::messages::{Caller, Input, Question};
 use kolo_core::head::registry::Session;
@@ -48,6 +49,8 @@ pub(super) struct Shared {
     /// How long a peer may take to send its request after it has opened the stream.
     pub(super) read_timeout: Duration,
     pub(super) farewell: Mutex<Option<mpsc::Sender<()>>>,
+    /// What the agents of all nodes have measured since the start of the head.
+    pub(super) metrics: Mutex<MetricSums>,
 }
 
 impl Shared {
@@ -70,6 +73,10 @@ impl Shared {
                 .map_or(0, |since| since.as_millis() as u64);
         }
         reply
+    }
+
+    pub(super) fn metrics(&self) -> MutexGuard<'_, MetricSums> {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on the farewells that are still held are waited for.
@@ -223,6 +230,15 @@ impl Peer {
                 self.driver()?;
                 let state = self.shared.state.iter().cloned().collect();
                 Ok(HeadReply::Surroundings(surroundings::look(state).await))
+            }
+            HeadRequest::Metrics(metrics) => {
+                // Whether the node may.
+                let reply = self.ask(HeadRequest::Metrics(Vec::new())).await;
+                if reply == HeadReply::Done {
+                    let mut all = self.shared.metrics();
+                    metrics.iter().for_each(|sum| all.add(sum));
+                }
+                Ok(reply)
             }
             request @ (HeadRequest::Renew { .. }
             | HeadRequest::CreateToken { .. }

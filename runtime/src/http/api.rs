@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kolo_transport::identity::Identity;
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{ClusterInfo, JobInfo, NodeDrain, Refusal};
+use kolo_transport::wire::{ClusterInfo, JobInfo, MetricSum, NodeDrain, Refusal};
 
 /// A future on the heap, so that [`HeadApi`] can be a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -29,6 +29,9 @@ pub trait HeadApi: Send + Sync {
     fn is_administrator(&self, _: &Identity) -> bool {
         false
     }
+
+    /// What the agents of all nodes have measured since the start of the head.
+    fn metrics(&self) -> Vec<MetricSum>;
 
     /// The whole cluster.
     fn cluster(&self) -> BoxFuture<'_, Result<ClusterInfo, Refusal>>;

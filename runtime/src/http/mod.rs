@@ -18,6 +18,7 @@ mod connection;
 pub mod dto;
 mod error;
 mod meet;
+mod metrics;
 pub mod openapi;
 pub mod rendezvous;
 mod routes;

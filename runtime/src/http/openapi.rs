@@ -4,7 +4,7 @@ use actix_web::HttpResponse;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use super::{meet, routes};
+use super::{meet, metrics, routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -17,6 +17,7 @@ use super::{meet, routes};
         routes::healthz,
         routes::readyz,
         routes::cluster,
+        metrics::metrics,
         routes::nodes,
         routes::drain,
         routes::undrain,

@@ -15,7 +15,7 @@ use super::error::ApiError;
 use super::server::Api;
 
 /// How long the head may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a job may take to end before the caller is told to look again.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(60);
 /// How long elastic jobs have to leave a node that is drained, in seconds.
 const DRAIN_DEADLINE: f64 = 60.0;
 
-type Answer = Result<HttpResponse, ApiError>;
+pub(super) type Answer = Result<HttpResponse, ApiError>;
 
 /// What the head answers, in bounded time.
 pub(super) async fn answered<T>(
@@ -59,7 +59,7 @@ impl Api {
         }
     }
 
-    fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {
+    pub(super) fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {
         self.caller(request)?.operator()
     }
 

@@ -24,7 +24,7 @@ use super::auth::BearerSecret;
 use super::connection::{self, Activity, Connections, Peer, Running};
 use super::error::ApiError;
 use super::stores::JobStores;
-use super::{meet, openapi, routes};
+use super::{meet, metrics, openapi, routes};
 use crate::limiter::Attempts;
 
 /// Where the API listens and who may use it.
@@ -239,6 +239,7 @@ fn configure(config: &mut web::ServiceConfig) {
             "GET",
             [web::get().to(openapi::serve)],
         ),
+        resource("/metrics", "GET", [web::get().to(metrics::metrics)]),
         resource("/api/v1/cluster", "GET", [web::get().to(routes::cluster)]),
         resource("/api/v1/nodes", "GET", [web::get().to(routes::nodes)]),
         resource(

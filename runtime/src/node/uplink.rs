@@ -1,11 +1,12 @@
 //! The node's side of its one connection to the head: registration, heartbeats, events, and the head's
 //! requests back.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kolo_actors::node::{Ask, BoxFuture, Happened, HeadLink};
+use kolo_core::agent::{METRICS_GROUP, Metric, MetricHandler, MetricSums};
 use kolo_core::node::messages::{Delivery, Input};
 use kolo_transport::heartbeat::{HeartbeatAction, Heartbeats};
 use kolo_transport::ids::{JobId, Slot};
@@ -16,7 +17,7 @@ use kolo_transport::wire::{
 use kolo_transport::{
     CloseCode, ConnectError, Connection, ConnectionLost, Endpoint, Expect, Limits, RequestError,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::NodeError;
 use super::serve::Server;
@@ -31,6 +32,9 @@ const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 
 const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// The pause between two reports of metrics.
+const METRICS_PAUSE: Duration = Duration::from_secs(1);
 
 /// Heartbeats go before everything else.
 const HEARTBEAT_PRIORITY: i32 = 100;
@@ -61,6 +65,10 @@ pub(super) struct Uplink {
     left: watch::Sender<Option<String>>,
     /// Why the head wants this node no more.
     revoked: watch::Sender<Option<String>>,
+    /// Metrics that the head has not heard of.
+    metrics: Mutex<MetricSums>,
+    /// There are some.
+    measured: Notify,
 }
 
 /// Tries to connect to the head until `deadline`.
@@ -124,6 +132,8 @@ impl Uplink {
             lease_ms: AtomicU64::new(0),
             left: watch::Sender::new(None),
             revoked: watch::Sender::new(None),
+            metrics: Mutex::default(),
+            measured: Notify::new(),
         })
     }
 
@@ -278,8 +288,31 @@ impl Uplink {
             why = reason(&self.left) => why,
             why = take_requests(connection, server) => why,
             why = tell_network(connection, server) => why,
+            why = self.tell_metrics(connection) => why,
             lost = connection.closed() => lost.to_string(),
         }
+    }
+
+    /// Tells the head what agents have measured. What was on its way when the connection was lost is not counted.
+    async fn tell_metrics(&self, connection: &Connection) -> String {
+        loop {
+            let metrics = self.metrics().take();
+            if metrics.is_empty() {
+                self.measured.notified().await;
+                continue;
+            }
+            let request = HeadRequest::Metrics(metrics);
+            match connection.request(&request, REQUEST_TIMEOUT).await {
+                Ok(HeadReply::Done) => {}
+                Ok(other) => tracing::debug!(?other, "the head did not want the metrics"),
+                Err(error) => tracing::debug!(%error, "the metrics were not taken"),
+            }
+            tokio::time::sleep(METRICS_PAUSE).await;
+        }
+    }
+
+    fn metrics(&self) -> std::sync::MutexGuard<'_, MetricSums> {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -342,6 +375,13 @@ impl HeadLink for Uplink {
 
     fn leave(&self, reason: String) {
         self.left.send_replace(Some(reason));
+    }
+
+    fn put_metrics(&self, metrics: &[Metric]) {
+        for metric in metrics {
+            self.metrics().put_metric(METRICS_GROUP, metric);
+        }
+        self.measured.notify_one();
     }
 
     fn sign(&self, job: JobId, slot: Slot, csr: Vec<u8>) -> BoxFuture<Result<Vec<u8>, Refusal>> {

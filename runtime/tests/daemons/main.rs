@@ -10,6 +10,7 @@ mod gpus;
 mod head;
 mod login;
 mod logs;
+mod metrics;
 mod node;
 mod notify;
 mod process;

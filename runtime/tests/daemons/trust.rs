@@ -218,7 +218,7 @@ pub(crate) async fn try_https(
         .await
 }
 
-async fn https(dir: &Path, address: std::net::SocketAddr) -> TlsStream<TcpStream> {
+pub(crate) async fn https(dir: &Path, address: std::net::SocketAddr) -> TlsStream<TcpStream> {
     let credentials = Credentials::load(dir).unwrap();
     try_https(&credentials, address).await.unwrap()
 }

@@ -94,6 +94,8 @@ pub enum HeadRequest {
         #[serde(with = "serde_bytes")]
         csr: Vec<u8>,
     },
+    /// What the agents of a node have measured since the last time. A head that does not know the request exports nothing of it.
+    Metrics(Vec<MetricSum>),
     /// A node takes no more jobs. Answered when it holds none any more.
     Drain,
     /// An administrator makes a join token.
@@ -194,6 +196,17 @@ pub enum SubmitFrame {
     /// From now on an elastic job may use these hosts, in place of [`Elastic::hosts`](super::Elastic::hosts). It leaves nodes that
     /// are not among them, or that have more of its workers than they may, as if they were drained; it looks for room on new ones.
     Hosts(Vec<JobHost>),
+}
+
+/// The values of one metric, added up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricSum {
+    /// Its name, such as `workers.default.healthy`.
+    pub name: String,
+    /// How many values there were.
+    pub count: u64,
+    /// Their sum.
+    pub sum: i64,
 }
 
 /// A heartbeat.

@@ -42,7 +42,9 @@ pub use elastic::{
     OnChange, RestartWindow,
 };
 pub use failure::{Account, Fall, Follower, Followers, RankFailure, WorkerError};
-pub use head::{HeadReply, HeadRequest, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame};
+pub use head::{
+    HeadReply, HeadRequest, MetricSum, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame,
+};
 pub use job::{
     ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
     JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash, WorkerInfo,

@@ -109,6 +109,8 @@ pub struct AgentCore<H> {
     since: Instant,
     /// Since when the workers are being started anew.
     restarting: Option<Instant>,
+    /// How the workers have ended that ran last, until others run.
+    outcome: Option<WorkerState>,
     metrics: Vec<Metric>,
     log: Vec<String>,
 }
@@ -126,6 +128,7 @@ impl<H: RendezvousHandler> AgentCore<H> {
             phase: Phase::New,
             since: now,
             restarting: None,
+            outcome: None,
             metrics: Vec::new(),
             log: Vec::new(),
         })
@@ -303,6 +306,7 @@ impl<H: RendezvousHandler> AgentCore<H> {
             worker.id = ids.remove(&worker.local_rank);
         }
         self.initialized(now, true);
+        self.outcome = None;
         // For now: a look at the workers comes next.
         self.group.state = WorkerState::Healthy;
         self.watch()
@@ -331,6 +335,7 @@ impl<H: RendezvousHandler> AgentCore<H> {
         self.metrics.extend(numbers);
         match state {
             WorkerState::Succeeded => {
+                self.outcome = Some(state);
                 let by = now + self.group.spec.exit_barrier_timeout;
                 self.barrier(now, by, result.return_values)
             }
@@ -356,6 +361,7 @@ impl<H: RendezvousHandler> AgentCore<H> {
     fn failed(&mut self, now: Instant, failures: ByRank<WorkerFailure>) -> Action {
         let max = self.group.spec.max_restarts;
         let state = self.group.state;
+        self.outcome = Some(WorkerState::Failed);
         if self.handler().spend_restart(max) {
             let left = self.remaining_restarts();
             self.say(&format!(
@@ -450,9 +456,10 @@ impl<H: RendezvousHandler> AgentCore<H> {
             Ok(result) if result.state == WorkerState::Succeeded => Departure::Succeeded,
             Ok(_) | Err(_) => Departure::Left,
         };
-        if let (Ok(result), Departure::Succeeded | Departure::Failed { .. }) = (&result, &departure)
-        {
-            let numbers = record_metrics(role, result, max, left);
+        // An agent may be ended when its workers have, and before it hears of the others'.
+        let is_told = matches!(&result, Ok(_) | Err(AgentError::Ended { .. }));
+        if let Some(state) = self.outcome.filter(|_| is_told) {
+            let numbers = record_metrics(role, &ended_in(state), max, left);
             self.metrics.extend(numbers);
         }
         self.handler().shutdown(departure);

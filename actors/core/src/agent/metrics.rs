@@ -1,6 +1,9 @@
 //! Metrics by torchelastic's names.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
+
+use kolo_wire::MetricSum;
 
 use super::outcome::RunResult;
 
@@ -38,6 +41,69 @@ pub trait MetricHandler {
 
 impl MetricHandler for () {
     fn put_metric(&mut self, _: &str, _: &Metric) {}
+}
+
+/// Most names that are told apart. Names have roles in them, which users choose.
+const MAX_NAMES: usize = 256;
+
+/// Longest name, in bytes.
+const MAX_NAME: usize = 128;
+
+/// Stands for all names beyond the bounds.
+const OTHER: &str = "other";
+
+/// The metrics of many agents, added up by their names, as daemons export them: bounded, whatever the names are.
+///
+/// ```
+/// use kolo_core::agent::{METRICS_GROUP, Metric, MetricHandler, MetricSums};
+///
+/// let mut sums = MetricSums::default();
+/// for took in [3, 5] {
+///     let metric = Metric::new("LocalElasticAgent._stop_workers.duration.ms", took);
+///     sums.put_metric(METRICS_GROUP, &metric);
+/// }
+/// let [sum] = &sums.take()[..] else { panic!() };
+/// assert_eq!((sum.count, sum.sum), (2, 8));
+/// assert!(sums.take().is_empty());
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct MetricSums(BTreeMap<String, (u64, i64)>);
+
+impl MetricSums {
+    /// Adds the values of a metric to those that are there.
+    pub fn add(&mut self, more: &MetricSum) {
+        let has_room = self.0.len() < MAX_NAMES || self.0.contains_key(&more.name);
+        let name = match &more.name {
+            name if has_room && name.len() <= MAX_NAME => name,
+            _ => OTHER,
+        };
+        let (count, sum) = self.0.entry(name.to_owned()).or_default();
+        *count = count.saturating_add(more.count);
+        *sum = sum.saturating_add(more.sum);
+    }
+
+    /// All sums, by name. Nothing is left.
+    pub fn take(&mut self) -> Vec<MetricSum> {
+        let all = std::mem::take(&mut self.0).into_iter();
+        all.map(|(name, (count, sum))| MetricSum { name, count, sum })
+            .collect()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl MetricHandler for MetricSums {
+    fn put_metric(&mut self, _: &str, metric: &Metric) {
+        self.add(&MetricSum {
+            name: metric.name.clone(),
+            count: 1,
+            sum: metric.value,
+        });
+    }
 }
 
 /// Whether a step has succeeded, and how long it took: `NAME.success` or `NAME.failure`, and `NAME.duration.ms`.

@@ -32,7 +32,9 @@ mod tests;
 pub use group::{Worker, WorkerGroup};
 pub use local::{LocalHandler, LocalRendezvous};
 pub use machine::{Action, AgentCore, Event};
-pub use metrics::{METRICS_GROUP, Metric, MetricHandler, flakiness, prof, record_metrics};
+pub use metrics::{
+    METRICS_GROUP, Metric, MetricHandler, MetricSums, flakiness, prof, record_metrics,
+};
 pub use outcome::{
     AgentError, ByRank, MonitorResult, RunResult, WorkerFailure, WorkerGroupFailure,
 };

@@ -98,6 +98,7 @@ async fn s2_every_request_is_checked_against_the_role() {
             csr: Vec::new(),
         },
         HeadRequest::Network(network.clone()),
+        HeadRequest::Metrics(Vec::new()),
     ];
     let for_drivers = [
         HeadRequest::Interfaces(InterfacesQuery::default()),

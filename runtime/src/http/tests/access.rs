@@ -21,6 +21,7 @@ use crate::limiter::{BURST, REFILL};
 fn guarded() -> Vec<(&'static str, String)> {
     let rendezvous = format!("/api/v1/jobs/{JOB}/rendezvous");
     vec![
+        ("GET", "/metrics".to_owned()),
         ("GET", "/api/v1/cluster".to_owned()),
         ("GET", "/api/v1/nodes".to_owned()),
         ("PUT", "/api/v1/nodes/box/drain".to_owned()),

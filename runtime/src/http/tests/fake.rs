@@ -9,8 +9,8 @@ use kolo_transport::ids::{
     ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
 use kolo_transport::wire::{
-    ClusterInfo, Exit, JobInfo, JobState, Member, Milli, NodeDrain, NodeInfo, PlacedNode, Refusal,
-    RefusalKind, Resources, WorkerInfo, WorkerState,
+    ClusterInfo, Exit, JobInfo, JobState, Member, MetricSum, Milli, NodeDrain, NodeInfo,
+    PlacedNode, Refusal, RefusalKind, Resources, WorkerInfo, WorkerState,
 };
 
 use crate::http::{BoxFuture, HeadApi};
@@ -180,6 +180,10 @@ impl HeadApi for FakeHead {
             known.stopped.push(job);
             Ok(())
         })
+    }
+
+    fn metrics(&self) -> Vec<MetricSum> {
+        Vec::new()
     }
 
     fn is_administrator(&self, member: &Identity) -> bool {

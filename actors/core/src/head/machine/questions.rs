@@ -65,6 +65,10 @@ impl HeadCore {
                 let (node, session) = self.node(caller)?;
                 self.report(node, session, events);
             }
+            // The head's daemon keeps what is in it.
+            HeadRequest::Metrics(_) => {
+                self.node(caller)?;
+            }
             HeadRequest::SignWorker { job, slot, .. } => {
                 let (node, _) = self.node(caller)?;
                 let running = self.jobs.get(&job).ok_or_else(|| unknown_job(job))?;

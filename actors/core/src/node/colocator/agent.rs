@@ -15,7 +15,7 @@ use kolo_wire::{Exit, RankFailure, StartWorkers};
 use super::{Colocator, Entry, MAX_WAIT, SlotState};
 use crate::agent::{
     Action, AgentCore, Barrier, ByRank, Departure, Event, MapStore, MonitorResult, Rendezvous,
-    RendezvousError, RendezvousHandler, RoleInstance, Store, WorkerFailure, WorkerGroup,
+    RendezvousError, RendezvousHandler, RoleInstance, SpecError, Store, WorkerFailure, WorkerGroup,
     WorkerRanks, WorkerSpec, WorkerState,
 };
 use crate::node::messages::Output;
@@ -100,8 +100,13 @@ impl NodeAgent {
         spec.max_restarts = number(start.env.get("TORCHELASTIC_MAX_RESTARTS"));
         // The head has limits of its own.
         (spec.rendezvous_timeout, spec.exit_barrier_timeout) = (MAX_WAIT, MAX_WAIT);
-        if let Some(role) = start.env.get("ROLE_NAME") {
+        let usual = spec.role.clone();
+        if let Some(role) = start.user_env.get("ROLE_NAME") {
             spec.role.clone_from(role);
+        }
+        // Workers may have any.
+        if let Err(SpecError::Role { .. }) = spec.check() {
+            spec.role = usual;
         }
         let mut core = AgentCore::new(now, spec).ok()?;
         let awaits = core.step(now, Event::Begin);

@@ -186,8 +186,9 @@ fn the_end_of_the_job_ends_the_agent() {
 fn metrics_and_lines_come_out() {
     let mut core = reserved();
     let mut start = group(1, &[(0, 1)]);
+    let role = ("ROLE_NAME".to_owned(), "trainer".to_owned());
+    start.user_env.extend([role]);
     for (name, value) in [
-        ("ROLE_NAME", "trainer"),
         ("TORCHELASTIC_MAX_RESTARTS", "3"),
         ("TORCHELASTIC_RESTART_COUNT", "1"),
     ] {
