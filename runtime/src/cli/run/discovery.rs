@@ -5,8 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use kolo_transport::wire::{JobHost, JobSpec, NodeShare};
-use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
 use tokio::sync::watch;
 
@@ -33,16 +32,10 @@ struct Script {
     patience: Duration,
 }
 
-/// Kills what a script has started, unless it has ended.
-struct Group(Option<Pid>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(group) = self.0 {
-            kill_process_group(group, Signal::KILL).ok();
-        }
-    }
-}
+/// Runs the script, its first argument, and beside it, in the same process group, a watch that reads the standard input of both. If that
+/// ends without a line, the watch kills the group: also when this command was killed, which can't do it itself any more.
+const WATCHED: &str = "exec 3<&0 </dev/null; { read -r line || kill -KILL 0; } <&3 >/dev/null 2>&1 & \
+                       exec 3<&-; exec /bin/sh -c \"$1\"";
 
 impl Script {
     /// The hosts that the script prints, or what is wrong with it.
@@ -57,19 +50,22 @@ impl Script {
 
     async fn output(&self) -> Result<String, String> {
         let mut child = Command::new("/bin/sh")
-            .args(["-c", &self.command])
-            .stdin(Stdio::null())
+            .args(["-c", WATCHED, "sh", &self.command])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Ctrl-C in a terminal is for the workers.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("/bin/sh: {error}"))?;
-        let pid = child.id().and_then(|pid| pid.try_into().ok());
-        let mut group = Group(pid.and_then(Pid::from_raw));
+        // If this is dropped before the script has ended, the group is killed.
+        let watch = child.stdin.take();
         let (out, err) = tokio::join!(read(child.stdout.take()), read(child.stderr.take()));
         let status = child.wait().await.map_err(|error| error.to_string())?;
-        group.0 = None;
+        if let Some(mut watch) = watch {
+            // One that is gone kills nobody.
+            watch.write_all(b"\n").await.ok();
+        }
         // A script that is cut off may end of that.
         if out.len() as u64 > LONGEST {
             return Err(format!("it printed more than {LONGEST} bytes"));

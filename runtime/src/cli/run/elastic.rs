@@ -109,7 +109,18 @@ impl ElasticArgs {
 const ELSEWHERE: &[(&str, &str)] = &[
     ("rdzv-conf", "--elastic-timeout SECONDS"),
     ("local-addr", "--interfaces NAME"),
+    ("m", "`-- python3 -m MODULE`"),
     ("module", "`-- python3 -m MODULE`"),
+    (
+        "mpi",
+        "nothing: Horovod's workers meet by Gloo, and `mpirun` runs programs for MPI",
+    ),
+    (
+        "use-mpi",
+        "nothing: Horovod's workers meet by Gloo, and `mpirun` runs programs for MPI",
+    ),
+    ("gloo", "nothing: Horovod's workers meet by Gloo"),
+    ("use-gloo", "nothing: Horovod's workers meet by Gloo"),
     ("no-python", "nothing: the program is run as it is"),
 ];
 
@@ -166,6 +177,14 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
     let hosts = range(options)?;
     let sizes = given.min_np.is_some() || given.max_np.is_some();
     let looks_for_hosts = given.host_discovery_script.is_some();
+    if let Some("") = given.host_discovery_script.as_deref().map(str::trim) {
+        return usage(
+            "--host-discovery-script is empty; give a command that prints the hosts, HOST or HOST:SLOTS on each line",
+        );
+    }
+    if given.slots_per_host == Some(0) {
+        return usage("--slots-per-host is 0; allowed is a whole number from 1 on");
+    }
     if looks_for_hosts
         && options.num_proc.is_none()
         && options.nproc_per_node.is_none()
@@ -316,7 +335,7 @@ pub(super) fn apply(
         max_resets: given.reset_limit,
         restarts_within: None,
         restarts_without_progress: given.max_restarts.unwrap_or(usual),
-        cooldown: cooldown(given),
+        cooldown: cooldown(given)?,
         join_window_ms: JOIN_WINDOW_MS,
         // No process is asked: those of a group are started for it.
         ack_timeout_ms: spec.start_timeout_ms,
@@ -371,14 +390,21 @@ fn cooldown_bound(text: &str) -> Result<Duration, String> {
 }
 
 /// How long hosts cool down, from the shortest to the longest.
-fn cooldown(given: &ElasticArgs) -> Option<Cooldown> {
-    let [least, most] = given.blacklist_cooldown_range.as_deref()? else {
-        return None;
+fn cooldown(given: &ElasticArgs) -> Result<Option<Cooldown>, CliError> {
+    let Some([least, most]) = given.blacklist_cooldown_range.as_deref() else {
+        return Ok(None);
     };
-    Some(Cooldown {
+    if least > most {
+        return usage(format!(
+            "--blacklist-cooldown-range is {} {}; the first is the shortest time and the second the longest",
+            least.as_secs_f64(),
+            most.as_secs_f64()
+        ));
+    }
+    Ok(Some(Cooldown {
         least_ms: least.as_millis() as u64,
         most_ms: most.as_millis() as u64,
-    })
+    }))
 }
 
 /// How long the workers may take until all run, or until enough of them do.

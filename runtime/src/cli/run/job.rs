@@ -45,6 +45,9 @@ const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(5);
 /// How long after the loss of output the head has to tell of the loss of a node.
 const LOSS: Duration = Duration::from_secs(5);
 
+/// How long hosts may take to come before a job that has not begun says that it waits for them.
+const ARRIVAL: Duration = Duration::from_secs(5);
+
 /// How long the head may take to kill a job.
 const KILL: Duration = Duration::from_secs(10);
 
@@ -205,6 +208,8 @@ pub(crate) async fn run(
     let mut deadline = (!is_elastic).then(|| clock.now() + limit);
     let mut hosts = request.hosts;
     let mut over_at = request.limit.map(|limit| clock.now() + limit);
+    // What to say of a group that waits for room, and when.
+    let mut shortage: Option<(Instant, String)> = None;
     let mut surveying: JoinSet<Vec<String>> = JoinSet::new();
     let mut lost_at = None;
     loop {
@@ -259,6 +264,7 @@ pub(crate) async fn run(
                             say(note);
                         }
                         (healthy, running) = (true, true);
+                        shortage = None;
                         if !ending {
                             deadline = None;
                             let still = signals.is_still().then_some(WorkerSignal::Stop);
@@ -275,7 +281,10 @@ pub(crate) async fn run(
                     }
                     JobEvent::Waits { room, needed, for_ms } => {
                         let seconds = Duration::from_millis(for_ms).as_secs_f64().round();
-                        say(&format!("room for {room} of {needed} workers; waiting for hosts, up to {seconds} s"));
+                        let line = format!("room for {room} of {needed} workers; waiting for hosts, up to {seconds} s");
+                        // At first they may be on their way.
+                        let at = if healthy { clock.now() } else { clock.now() + ARRIVAL };
+                        shortage = Some((at, line));
                     }
                     JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
                     JobEvent::Ended { state, refusal, failure, stopped, followers } => {
@@ -369,6 +378,11 @@ pub(crate) async fn run(
             list = next_list(&mut hosts), if !ending => {
                 let frame = SubmitFrame::Hosts(discovery::of_job(&list));
                 send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+            }
+            () = until(clock, shortage.as_ref().map(|(at, _)| *at)) => {
+                if let Some((_, line)) = shortage.take() {
+                    say(&line);
+                }
             }
             () = until(clock, over_at) => {
                 over_at = None;

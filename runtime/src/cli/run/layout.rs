@@ -187,6 +187,18 @@ pub(crate) fn shares(
     Ok(shares)
 }
 
+/// The most workers that one host may get.
+pub(super) fn local_size(target: &Target, placement: Placement) -> u32 {
+    match (target, placement) {
+        (_, Placement::Spread { slots, .. }) => slots,
+        (Target::Hosts(hosts) | Target::Nodes(hosts), Placement::Pack { workers }) => {
+            let slots = hosts.iter().map(|host| host.slots).max();
+            slots.unwrap_or_default().min(workers)
+        }
+        (_, Placement::Pack { workers }) => workers.min(MAX_PER_NODE),
+    }
+}
+
 /// Lays the job over nodes that were started for it.
 pub(crate) fn lay_out(spec: &mut JobSpec, layout: Vec<NodeShare>) {
     // An elastic job takes the hosts that there are.

@@ -56,6 +56,21 @@ pub(super) fn run(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
+    match divided(options, connect, format, out) {
+        Err(error) if format == Format::Json && !matches!(error, CliError::Output(_)) => {
+            tell(&Outcome::refused(&error));
+            Ok(error.exit_code())
+        }
+        result => result,
+    }
+}
+
+fn divided(
+    options: Run,
+    connect: &Connect,
+    format: Format,
+    out: &mut Output<'_>,
+) -> Result<u8, CliError> {
     let options = with_file(options)?;
     let here = Surroundings {
         vars: std::env::vars_os().collect(),
@@ -176,6 +191,32 @@ async fn planned(
     Ok((options, plan))
 }
 
+/// Does what comes before the job. A signal is the end of it, and what is dropped then ends.
+async fn before_the_job<T>(
+    signals: &mut Signals,
+    work: impl Future<Output = T>,
+) -> Result<T, Box<Outcome>> {
+    tokio::pin!(work);
+    loop {
+        let heard = tokio::select! {
+            done = &mut work => return Ok(done),
+            heard = signals.next() => heard,
+        };
+        match heard {
+            Heard::First(signal) => {
+                job::say(&format!("{}: ended before the job began", name(signal)));
+                return Err(Box::new(Outcome {
+                    signal: Some(signal),
+                    ..Outcome::default()
+                }));
+            }
+            Heard::Workers(signal) => job::not_passed_on(signal),
+            // The first was the end of this.
+            Heard::Second => {}
+        }
+    }
+}
+
 async fn execute(
     options: Run,
     here: &Surroundings,
@@ -183,35 +224,17 @@ async fn execute(
     format: Format,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
-    let (plan, mut grounds, hosts) = {
-        let preparing = async {
-            let (options, mut plan) = planned(options, here, connect).await?;
-            files::prepare(plan.output.as_ref())?;
-            let hosts = Hosts::find(&options, &mut plan.spec).await?;
-            let ground = place::find(&options, &plan, here).await?;
-            let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
-            Ok::<_, CliError>((plan, grounds, hosts))
-        };
-        tokio::pin!(preparing);
-        loop {
-            let heard = tokio::select! {
-                prepared = &mut preparing => break prepared?,
-                heard = signals.next() => heard,
-            };
-            match heard {
-                // What is dropped here ends.
-                Heard::First(signal) => {
-                    job::say(&format!("{}: ended before the job began", name(signal)));
-                    return Ok(Outcome {
-                        signal: Some(signal),
-                        ..Outcome::default()
-                    });
-                }
-                Heard::Workers(signal) => job::not_passed_on(signal),
-                // The first was the end of this.
-                Heard::Second => {}
-            }
-        }
+    let preparing = async {
+        let (options, mut plan) = planned(options, here, connect).await?;
+        files::prepare(plan.output.as_ref())?;
+        let hosts = Hosts::find(&options, &mut plan.spec).await?;
+        let ground = place::find(&options, &plan, here).await?;
+        let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
+        Ok::<_, CliError>((plan, grounds, hosts))
+    };
+    let (plan, mut grounds, hosts) = match before_the_job(signals, preparing).await {
+        Ok(prepared) => prepared?,
+        Err(ended) => return Ok(*ended),
     };
     let shown: Vec<bool> = (0..plan.workers)
         .map(|rank| plan.ranks.contains(rank))

@@ -13,7 +13,7 @@ use super::super::error::CliError;
 use super::super::host_args::HostArgs;
 use super::args::Run;
 use super::files::Destination;
-use super::layout::placement;
+use super::layout::{local_size, placement};
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
 use super::streams::Shown;
@@ -115,7 +115,8 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
             workers - 1
         ));
     }
-    torchrun::check(options, &target, bounds.is_some(), here)?;
+    let local_size = local_size(&target, placement);
+    torchrun::check(options, &target, bounds.is_some(), local_size, here)?;
     if options.wait.is_some() && bounds.is_some() {
         return usage(
             "--wait is given for a job that may change, which waits for its fewest workers; give --elastic-timeout SECONDS in its place",

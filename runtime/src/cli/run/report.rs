@@ -231,6 +231,20 @@ impl Outcome {
         lines.map(|line| format!("kolo: {line}"))
     }
 
+    /// Of a job that never was; why. Gives the line for programs.
+    pub(crate) fn refused(error: &CliError) -> String {
+        let json = Json {
+            job: None,
+            state: None,
+            exit_code: error.exit_code(),
+            reason: Some(&error.to_string()),
+            failure: None,
+            followers: Vec::new(),
+            more_followers: 0,
+        };
+        serde_json::to_string(&json).unwrap_or_default() + "\n"
+    }
+
     /// One line for programs.
     pub(crate) fn json(&self) -> String {
         let json = Json {

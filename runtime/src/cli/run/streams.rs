@@ -58,6 +58,14 @@ impl Streams {
         Ok(Self::Of(of))
     }
 
+    /// The highest local rank that is listed.
+    pub(crate) fn highest(&self) -> Option<u32> {
+        match self {
+            Self::All(_) => None,
+            Self::Of(of) => of.keys().next_back().copied(),
+        }
+    }
+
     fn has(&self, local_rank: Option<u32>, stream: Stdio) -> bool {
         match self {
             Self::All(all) => all.has(stream),

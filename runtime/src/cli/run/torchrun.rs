@@ -106,11 +106,23 @@ impl TorchArgs {
     }
 }
 
-/// Refuses what can't be as it is given.
+/// Refuses a local rank that no worker has.
+fn has_rank(option: &str, beyond: Option<u32>, local_size: u32) -> Result<(), CliError> {
+    match beyond {
+        None => Ok(()),
+        Some(rank) => usage(format!(
+            "{option} has local rank {rank}; the workers of a host have the local ranks 0 to {}",
+            local_size.saturating_sub(1)
+        )),
+    }
+}
+
+/// Refuses what can't be as it is given. `local_size`: the most workers on one host.
 pub(super) fn check(
     options: &Run,
     target: &Target,
     is_elastic: bool,
+    local_size: u32,
     here: &Surroundings,
 ) -> Result<(), CliError> {
     let all = &options.torch;
@@ -124,6 +136,20 @@ pub(super) fn check(
                 "{option} is given without a folder for the files; give --log-dir DIR, too"
             ));
         }
+        let highest = streams.as_ref().and_then(Streams::highest);
+        has_rank(
+            option,
+            highest.filter(|rank| *rank >= local_size),
+            local_size,
+        )?;
+    }
+    let filter = all.local_ranks_filter.as_ref();
+    let beyond = filter.and_then(|ranks| ranks.beyond(local_size));
+    has_rank("--local-ranks-filter", beyond, local_size)?;
+    if let Some("") = all.rdzv_id.as_deref() {
+        return usage(
+            "--rdzv-id is empty; give a text, or leave it out and the job's own id is taken",
+        );
     }
     if let Some(port) = all.master_port.filter(|_| is_elastic) {
         return usage(format!(

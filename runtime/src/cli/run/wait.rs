@@ -7,11 +7,11 @@ use kolo_transport::wire::RefusalKind;
 use tokio::sync::oneshot;
 
 use super::super::error::CliError;
+use super::before_the_job;
 use super::job::{self, Link, Request};
 use super::report::Outcome;
-use super::signals::{Heard, Signals};
+use super::signals::Signals;
 use super::sink::{Sink, WriteError};
-use crate::signals::name;
 
 /// How soon the head is asked again: at first, and at the most, since each time it looks at all its nodes.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
@@ -46,23 +46,8 @@ pub(super) async fn run(
         }
         let again = until.min(clock.now() + pause);
         pause = longest.min(pause * 2);
-        loop {
-            let heard = tokio::select! {
-                () = clock.sleep_until(again) => break,
-                heard = signals.next() => heard,
-            };
-            match heard {
-                Heard::First(signal) => {
-                    job::say(&format!("{}: ended before the job began", name(signal)));
-                    return Ok(Outcome {
-                        signal: Some(signal),
-                        ..Outcome::default()
-                    });
-                }
-                Heard::Workers(signal) => job::not_passed_on(signal),
-                // The first was the end of this.
-                Heard::Second => {}
-            }
+        if let Err(ended) = before_the_job(signals, clock.sleep_until(again)).await {
+            return Ok(*ended);
         }
     }
 }

@@ -131,8 +131,12 @@ impl HeadCore {
                 why = format!("{why}; left out after a failure there: {hosts}");
             }
             if let Some(hosts) = running.job.hosts() {
-                let hosts = hosts.len();
-                why = format!("{why}; its driver allows no other hosts than a list of {hosts}");
+                let allowed = match hosts.len() {
+                    0 => "its driver allows no host at present".to_owned(),
+                    1 => "its driver allows 1 host alone".to_owned(),
+                    more => format!("its driver allows {more} hosts and no others"),
+                };
+                why = format!("{why}; {allowed}");
             }
         }
         if let Err(refusal) = self.book(id, &mut shares) {

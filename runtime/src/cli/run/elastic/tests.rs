@@ -232,6 +232,43 @@ fn what_makes_no_sense_is_refused() {
         ),
         ("--host-discovery-script f x", true, "give -n"),
         ("-n 2 --slots-per-host 4 x", true, "--host-discovery-script"),
+        (
+            "-n 2 --host-discovery-script f --slots-per-host 0 x",
+            true,
+            "--slots-per-host is 0",
+        ),
+        (
+            "-n 2 --host-discovery-script= x",
+            true,
+            "--host-discovery-script is empty",
+        ),
+        (
+            "-n 2 --min-np 1 --blacklist-cooldown-range 5 1 x",
+            true,
+            "--blacklist-cooldown-range is 5 1; the first is the shortest time",
+        ),
+        (
+            "-n 2 --local-ranks-filter 9 x",
+            false,
+            "--local-ranks-filter has local rank 9; the workers of a host have the local ranks 0 to 1",
+        ),
+        (
+            "--nnodes 2 --nproc-per-node 4 --local-ranks-filter 0-4 x",
+            true,
+            "local rank 4; the workers of a host have the local ranks 0 to 3",
+        ),
+        (
+            "-H a:2,b:3 --local-ranks-filter 3 x",
+            false,
+            "the local ranks 0 to 2",
+        ),
+        (
+            "-n 2 --log-dir d -r 0:1,5:3 x",
+            false,
+            "--redirects has local rank 5",
+        ),
+        ("-n 2 --log-dir d -t 2:3 x", false, "--tee has local rank 2"),
+        ("-n 2 --rdzv-id= x", false, "--rdzv-id is empty"),
         ("-n 2 --local --host-discovery-script f x", true, "--local"),
         (
             "--nproc-per-node gpu --host-discovery-script f x",
@@ -249,6 +286,9 @@ fn options_without_a_meaning_say_what_to_write() {
     for (line, instead) in [
         ("-n 2 --rdzv_conf=join_timeout=5 x", "--elastic-timeout"),
         ("--local-addr h x", "--interfaces NAME"),
+        ("-m train", "python3 -m MODULE"),
+        ("--mpi x", "Gloo"),
+        ("--gloo x", "write nothing"),
     ] {
         let words = format!("kolo run {line}");
         let error = Args::try_parse_from(words.split(' ')).unwrap_err();
