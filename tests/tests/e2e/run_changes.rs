@@ -114,6 +114,39 @@ async fn a_killed_launcher_takes_the_workers_of_all_nodes_along() {
     cluster.stop().await.unwrap();
 }
 
+/// Nobody is left to kill a discovery script that hangs.
+#[tokio::test]
+async fn a_killed_launcher_takes_its_discovery_script_along() {
+    let cluster = cluster(&["a"]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = dir.path().join("hosts.sh");
+    // The first look tells the host, the next ones hang with a child.
+    let text = "cd \"${0%/*}\"; if mkdir first 2>/dev/null; then echo a:2; exit; fi; \
+                sleep 1000 & echo $$ $! > new; mv new pids; wait";
+    std::fs::write(&hosts, text).unwrap();
+    let discovery = format!("sh {}", hosts.display());
+    let options = ["-n", "2", "--host-discovery-script", &discovery];
+    let command = script(cluster.kolo().unwrap(), &options, &until_size(9));
+    let (mut child, _out, printed) = begin(command, 2).await;
+    let pids = dir.path().join("pids");
+    let hangs = async {
+        loop {
+            match std::fs::read_to_string(&pids) {
+                Ok(pids) => return pids,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let pids = soon(hangs).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let pids = pids.split_whitespace().map(|pid| pid.parse().unwrap());
+    for pid in pids.chain(workers(&printed)) {
+        gone(pid).await;
+    }
+    cluster.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn without_the_head_the_launcher_and_the_workers_end() {
     let mut cluster = cluster(&["a", "b"]).await;

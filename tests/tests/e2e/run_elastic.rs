@@ -150,6 +150,15 @@ fn options_that_mean_nothing_here_say_what_to_write() {
         assert_eq!(code(&out), 2, "{out:?}");
         let err = text(&out.stderr);
         assert!(err.contains(instead) && err.lines().count() == 1, "{err}");
+        let mut command = kolo();
+        command.args(["--format", "json", "run"]).args(options);
+        let out = output({
+            command.arg("true");
+            command
+        });
+        let line: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+        assert_eq!(line["exit_code"], code(&out), "{line}");
+        assert!(line["reason"].as_str().unwrap().contains(instead), "{line}");
     }
 }
 

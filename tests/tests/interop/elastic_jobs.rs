@@ -158,32 +158,86 @@ async fn a_killed_horovod_worker_is_replaced_and_the_others_go_on() -> anyhow::R
     job.finish(2)
 }
 
+/// Each round one host is lost, drained or no longer told by the discovery script, and comes back the same way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn horovod_workers_go_on_without_a_lost_node_and_with_a_new_one() -> anyhow::Result<()> {
+async fn horovod_workers_go_on_while_hosts_leave_and_come() -> anyhow::Result<()> {
     let Some(script) = steps()? else {
         return Ok(());
     };
     let _turn = turn().await;
-    let mut cluster = TestCluster::builder().nodes(2).slots(1).start().await?;
-    let options = ["-n", "2", "--min-np", "1", "--on-change", "in-place"];
+    let mut random = Random::new()?;
+    let builder = TestCluster::builder().nodes(2).slots(1);
+    let mut cluster = builder.hostnames(["a", "b"]).start().await?;
+    let dir = tempfile::tempdir()?;
+    let told = dir.path().join("hosts");
+    let tell = |hosts: &str| {
+        let new = dir.path().join("new");
+        std::fs::write(&new, hosts)?;
+        std::fs::rename(&new, &told)
+    };
+    // At first the script knows one host; it adds the other one.
+    tell("a:1\n")?;
+    let discovery = format!("cat {}", told.display());
+    let options = [
+        "--min-np",
+        "1",
+        "--max-np",
+        "2",
+        "--elastic",
+        "horovod",
+        "--host-discovery-script",
+        &discovery,
+    ];
     let mut job = Steps::start(script, cluster.kolo()?, &options)?;
-    let before = job.group(2)?;
-    job.work(10)?;
-    cluster.kill_node(1)?;
-    let alone = job.group(1)?;
-    ensure!(before.contains(&alone[0]), "{alone:?} of {before:?}");
-    job.work(10)?;
-    cluster.add_node().await?;
-    let after = job.group(2)?;
-    ensure!(after[0] == alone[0], "{after:?} after {alone:?}");
+    let mut survivor = job.group(1)?[0];
+    job.work(1 + random.below(20))?;
+    tell("a:1\nb:1\n")?;
+    for round in 0..6 {
+        let both = job.group(2)?;
+        // whoever has been there longest is first, and hands its state on.
+        ensure!(both[0] == survivor, "round {round}: {both:?}, {survivor}");
+        job.work(1 + random.below(20))?;
+        match round % 3 {
+            0 => cluster.kill_node(1)?,
+            1 => node(&cluster, "drain")?,
+            _ => tell("a:1\n")?,
+        }
+        let alone = job.group(1)?;
+        ensure!(alone == [survivor], "round {round}: {alone:?} of {both:?}");
+        survivor = alone[0];
+        job.work(1 + random.below(20))?;
+        match round % 3 {
+            0 => cluster.restart_node(1).await?,
+            1 => node(&cluster, "undrain")?,
+            _ => tell("a:1\nb:1\n")?,
+        }
+    }
+    job.group(2)?;
     job.finish(2)?;
     Ok(cluster.stop().await?)
+}
+
+/// `kolo node drain|undrain b`.
+fn node(cluster: &TestCluster, word: &str) -> anyhow::Result<()> {
+    let out = cluster.kolo()?.args(["node", word, "b"]).output()?;
+    ensure!(out.status.success(), "{out:?}");
+    Ok(())
 }
 
 /// Numbers that a seed gives.
 struct Random(u64);
 
 impl Random {
+    /// The seed of `KOLO_TEST_SEED`, or another one each time, which a test that fails shows.
+    fn new() -> anyhow::Result<Self> {
+        let seed = match std::env::var("KOLO_TEST_SEED") {
+            Ok(given) => given.parse()?,
+            Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed()?.as_millis() as u64,
+        };
+        println!("KOLO_TEST_SEED={seed}");
+        Ok(Self(seed))
+    }
+
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self
             .0
@@ -200,12 +254,7 @@ async fn horovod_workers_survive_ten_losses_at_random_moments() -> anyhow::Resul
         return Ok(());
     };
     let _turn = turn().await;
-    let seed = match std::env::var("KOLO_TEST_SEED") {
-        Ok(given) => given.parse()?,
-        Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed()?.as_millis() as u64,
-    };
-    println!("KOLO_TEST_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new()?;
     let options = [
         "-n",
         "3",
