@@ -8,9 +8,6 @@ use super::line::Line;
 use super::messages::{self, BATCH, Down};
 use crate::cause::Cause;
 
-/// The end of a link is a suspicion for so long. A word from the node or the head in this time says which rank is lost.
-const SUSPECTED: Duration = Duration::from_secs(1);
-
 /// A failed operation ends on this rank when the others have been told, or after so long: the program may end then.
 const TOLD: Duration = Duration::from_millis(100);
 
@@ -28,8 +25,8 @@ pub(super) struct Suspicion {
 }
 
 /// Operations of this rank that have failed and have not ended yet, and until when they may wait.
-#[derive(Default)]
 pub(super) struct Endings {
+    patience: Duration,
     /// These wait for a word on who is lost.
     suspicions: Vec<(Instant, Suspicion)>,
     /// These wait until the others have been told.
@@ -37,8 +34,17 @@ pub(super) struct Endings {
 }
 
 impl Endings {
+    /// The end of a link is a suspicion for so long: the word of the node or the head may come.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            suspicions: Vec::new(),
+            untold: Vec::new(),
+        }
+    }
+
     pub(super) fn suspect(&mut self, now: Instant, suspicion: Suspicion) {
-        self.suspicions.push((now + SUSPECTED, suspicion));
+        self.suspicions.push((now + self.patience, suspicion));
     }
 
     /// Takes the suspicions that this picks by when they end.

@@ -26,6 +26,9 @@ const READ: usize = 16 << 10;
 /// Most rounds before other tasks have their turn: a peer that never stops talking holds up nobody.
 const MOST_ROUNDS: usize = 64;
 
+/// The end of a link is a suspicion for so long. A word from the node or the head in this time says which rank is lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What was decided last is said for so long when the communicator is gone.
 const REST: Duration = Duration::from_secs(1);
 
@@ -61,7 +64,7 @@ impl Shell {
             book,
             look_at: None,
             decided: None,
-            endings: Endings::default(),
+            endings: Endings::new(PATIENCE),
             buffer: vec![0; READ],
             is_leaving: false,
         }
@@ -261,7 +264,7 @@ impl Shell {
                     let reason = "its link for named operations was replaced while it was in use";
                     self.suspect(negotiation, member, lost(member, reason.to_owned()), false);
                 }
-                self.is_back(negotiation, member);
+                self.is_there(negotiation, member);
                 let line = self.line(member);
                 line.lane = Some(lane);
                 line.inbox.push(&read);
@@ -301,20 +304,16 @@ impl Shell {
                 Err(fault) => break Err(fault),
             }
         };
-        let ended = match (heard, polled) {
-            (Err(reason), _) => Ended {
-                reason,
-                is_final: false,
-            },
-            (Ok(()), Err(ended)) => ended,
+        match (heard, polled) {
             (Ok(()), Ok(_)) => return came,
-        };
-        self.suspect(
-            negotiation,
-            member,
-            lost(member, ended.reason),
-            ended.is_final,
-        );
+            (Ok(()), Err(Ended { reason, is_final })) => {
+                self.suspect(negotiation, member, lost(member, reason), is_final);
+            }
+            (Err(fault), _) => {
+                self.suspect(negotiation, member, lost(member, fault), false);
+                self.is_there(negotiation, member);
+            }
+        }
         true
     }
 
@@ -564,8 +563,8 @@ impl Shell {
         self.endings.end_later(Instant::now(), suspicion.own, cause);
     }
 
-    /// A member has a link again, so it is not lost.
-    fn is_back(&mut self, negotiation: &Arc<Negotiation>, member: u32) {
+    /// The member is there: suspicions of it end without a word.
+    fn is_there(&mut self, negotiation: &Arc<Negotiation>, member: u32) {
         for mut suspicion in self.endings.take_those_of(member) {
             suspicion.is_final = false;
             self.settle(negotiation, suspicion, None);

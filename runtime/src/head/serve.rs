@@ -236,7 +236,9 @@ impl Peer {
                 let reply = self.ask(HeadRequest::Metrics(Vec::new())).await;
                 if reply == HeadReply::Done {
                     let mut all = self.shared.metrics();
-                    metrics.iter().for_each(|sum| all.add(sum));
+                    for sum in &metrics {
+                        all.add(sum);
+                    }
                 }
                 Ok(reply)
             }

@@ -52,6 +52,9 @@ fn left(reason: &str) -> Cause {
     }
 }
 
+/// Operations that get ready in this order, and the names that run together.
+type Case<'a> = (&'a [(&'a str, Operation)], &'a [&'a [&'a str]]);
+
 /// The first two run at once, and what gets ready meanwhile is fused with its like, up to the threshold.
 #[test]
 fn operations_are_fused_with_their_like() {

@@ -110,7 +110,8 @@ fn divided(
             }));
         };
         let mut signals = Signals::take(front).map_err(CliError::Start)?;
-        let mut outcome = execute(options, &here, connect, format, &mut signals).await?;
+        let running = execute(options, &here, connect, format, &mut signals);
+        let mut outcome = Box::pin(running).await?;
         let text = report(&outcome, format);
         let told = tokio::task::spawn_blocking(move || tell(&text));
         signals.unless_hurried(&mut outcome.signal, told).await;
@@ -232,7 +233,7 @@ async fn execute(
         let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
         Ok::<_, CliError>((plan, grounds, hosts))
     };
-    let (plan, mut grounds, hosts) = match before_the_job(signals, preparing).await {
+    let (plan, mut grounds, hosts) = match Box::pin(before_the_job(signals, preparing)).await {
         Ok(prepared) => prepared?,
         Err(ended) => return Ok(*ended),
     };

@@ -33,7 +33,7 @@ kinds! {
     HeadRequest {
         Register Heartbeats Events SignWorker Submit DryRun Cluster Jobs Job Stop Renew
         Drain CreateToken Tokens RevokeToken Revoke Reinstate Network Interfaces
-        Surroundings DrainNode UndrainNode
+        Surroundings DrainNode UndrainNode Metrics
     }
     SubmitFrame { ProgramReady Stop Kill Done Interrupt Signal Unreachable Hosts }
     NodeEvent { WorkerReady WorkerExited WorkerUnseen Taken Committed Holding JobGone JobLeft }
