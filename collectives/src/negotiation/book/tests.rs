@@ -228,28 +228,6 @@ fn a_member_that_asks_without_end_is_seen() {
 }
 
 #[test]
-fn members_that_disagree_are_named() {
-    let (mut book, now) = book(3);
-    for (member, count) in [(0, 1), (1, 1), (2, 2)] {
-        book.ask(now, member, key("a"), asked(sum(count)));
-    }
-    let [Decision::Fail(failed)] = &book.decisions(now)[..] else {
-        panic!("it fails");
-    };
-    assert_eq!(
-        (&failed.names[..], &failed.asked[..]),
-        (&["a".to_owned()][..], &[true; 3][..])
-    );
-    let expected = Cause::Mismatch {
-        rank: Rank(0),
-        asked: "all_reduce(sum) of 1 f32 named `a`".to_owned(),
-        other: Rank(2),
-        other_asked: "all_reduce(sum) of 2 f32".to_owned(),
-    };
-    assert_eq!(failed.cause, expected);
-}
-
-#[test]
 fn a_late_member_is_asked_reported_and_in_the_end_named() {
     let (mut book, now) = book(3);
     book.ask(now, 0, key("a"), asked(sum(1)));
