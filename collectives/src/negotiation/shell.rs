@@ -26,9 +26,6 @@ const READ: usize = 16 << 10;
 /// Most rounds before other tasks have their turn: a peer that never stops talking holds up nobody.
 const MOST_ROUNDS: usize = 64;
 
-/// The end of a link is a suspicion for so long. A word from the node or the head in this time says which rank is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// What was decided last is said for so long when the communicator is gone.
 const REST: Duration = Duration::from_secs(1);
 
@@ -64,7 +61,7 @@ impl Shell {
             book,
             look_at: None,
             decided: None,
-            endings: Endings::new(PATIENCE),
+            endings: Endings::new(negotiation.family.patience()),
             buffer: vec![0; READ],
             is_leaving: false,
         }
