@@ -55,9 +55,19 @@ pub(crate) struct Place<'a> {
     pub(crate) patience: Duration,
 }
 
+/// An operation that has begun in shared memory.
+#[derive(Default)]
+struct InMemory<'a> {
+    /// A thread waits, and not a task.
+    blocking: bool,
+    /// What the operation began with.
+    input: &'a [u8],
+    result: &'a mut [u8],
+    /// Until then this rank waits for the word of a rank that has left the operation.
+    left_at: Option<Instant>,
+}
+
 /// One operation. Dropped before its end, it gives up and tells the peers.
-// None of them says anything about another one.
-#[allow(clippy::struct_excessive_bools)]
 pub(crate) struct Run<'a> {
     engine: &'a mut Engine,
     place: Place<'a>,
@@ -88,15 +98,9 @@ pub(crate) struct Run<'a> {
     ends_call: bool,
     finished: bool,
     mode: Mode,
-    /// A thread waits, and not a task.
-    blocking: bool,
-    /// For an operation in shared memory.
-    input: &'a [u8],
-    result: &'a mut [u8],
+    in_memory: InMemory<'a>,
     /// Where it works, if not in the engine's own buffer.
     in_place: Option<InPlace<'a>>,
-    /// Until then this rank waits for the word of one that has left the operation.
-    left_at: Option<Instant>,
     job: JobId,
 }
 
@@ -141,11 +145,8 @@ impl<'a> Run<'a> {
             ends_call: false,
             finished: false,
             mode: Mode::Links,
-            blocking: false,
-            input: &[],
-            result: &mut [],
+            in_memory: InMemory::default(),
             in_place: None,
-            left_at: None,
             job: JobId(0),
         };
         run.enter_step();
@@ -179,8 +180,13 @@ impl<'a> Run<'a> {
         input: &'a [u8],
         result: &'a mut [u8],
     ) -> Self {
-        (self.mode, self.blocking) = (Mode::Shared, blocking);
-        (self.input, self.result) = (input, result);
+        self.mode = Mode::Shared;
+        self.in_memory = InMemory {
+            blocking,
+            input,
+            result,
+            left_at: None,
+        };
         // The flags are everybody's word.
         self.consent = None;
         self
@@ -212,7 +218,7 @@ impl<'a> Run<'a> {
         } else {
             limit.min(self.awake.ticked() + TURN)
         };
-        [self.watch.next(), self.left_at]
+        [self.watch.next(), self.in_memory.left_at]
             .into_iter()
             .flatten()
             .fold(limit, Instant::min)
@@ -474,7 +480,7 @@ impl<'a> Run<'a> {
         match self.mode {
             Mode::Links => {}
             Mode::Form => self.give_up_form(),
-            Mode::Shared => self.engine.leave_shared(self.result),
+            Mode::Shared => self.engine.leave_shared(self.in_memory.result),
         }
         let cause = Cause::of(error, Rank(self.engine.me));
         if let CollectiveError::PeerLost { rank, reason } = error

@@ -214,12 +214,12 @@ impl Run<'_> {
 
     /// An operation in shared memory, as far as it goes without waiting. `input` and `result` are what it began with.
     pub(super) fn advance_shared(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
-        let blocking = self.blocking;
+        let blocking = self.in_memory.blocking;
         if let Some(arena) = self.engine.shm.active() {
             // Pieces come one soon after the other: to sleep for each would take longer than to look for it.
             if arena.is_streaming() {
                 arena.ignore();
-                if arena.look(self.input, self.result)? != Outcome::Pending {
+                if arena.look(self.in_memory.input, self.in_memory.result)? != Outcome::Pending {
                     self.engine.is_hasty = false;
                     return Ok(true);
                 }
@@ -243,7 +243,7 @@ impl Run<'_> {
             let Some(arena) = self.engine.shm.active() else {
                 return Ok(true);
             };
-            if arena.advance(self.input, self.result)? != Outcome::Pending {
+            if arena.advance(self.in_memory.input, self.in_memory.result)? != Outcome::Pending {
                 arena.ignore();
                 self.engine.is_hasty = false;
                 return Ok(true);
@@ -254,12 +254,15 @@ impl Run<'_> {
             }
         }
         if observed.is_ok() {
-            self.left_at = None;
+            self.in_memory.left_at = None;
         }
         if let Err(error) = observed {
             // Who leaves says why on its link. Flags are faster than that.
             let is_left = matches!(error, CollectiveError::PeerLeft { .. });
-            let at = *self.left_at.get_or_insert_with(|| Instant::now() + WORD);
+            let at = *self
+                .in_memory
+                .left_at
+                .get_or_insert_with(|| Instant::now() + WORD);
             if !is_left || Instant::now() >= at {
                 return Err(error);
             }
@@ -272,7 +275,7 @@ impl Run<'_> {
         let Some(arena) = self.engine.shm.active() else {
             return Ok(true);
         };
-        let outcome = arena.advance(self.input, self.result)?;
+        let outcome = arena.advance(self.in_memory.input, self.in_memory.result)?;
         if outcome != Outcome::Pending {
             arena.ignore();
             // All have come, as was just observed, and not with the same: some have no data.

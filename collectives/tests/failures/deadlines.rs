@@ -1,7 +1,5 @@
 //! Ranks that come late, or not at all.
 
-use kolo_collectives::record::{Outcome, Record};
-
 use super::*;
 
 #[test]
@@ -152,31 +150,6 @@ fn a_late_rank_hears_that_it_was_late_and_the_next_operation_works() {
     group.run(|comm| sum(comm, 100_000).unwrap());
 }
 
-/// What a rank said in an operation that it gave up is nothing to go by after others that it was in.
-#[test]
-fn a_rank_that_dies_long_after_a_deadline_is_lost() {
-    for kind in [Kind::Unix, Kind::Shared] {
-        let mut group = Group::new(kind, 3);
-        force(&group, Algorithm::Ring);
-        group.run(|comm| sum(comm, 10).unwrap());
-        group.members[0].set_timeout(Duration::from_millis(100));
-        for result in run(&group.members[..2], |comm| sum(comm, 10)) {
-            assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
-        }
-        sum(&group.members[2], 10).unwrap_err();
-        group.set_timeout(LONG);
-        for _ in 0..3 {
-            group.run(|comm| sum(comm, 1000).unwrap());
-        }
-        drop(group.members.remove(1));
-        let error = sum(&group.members[0], 10).unwrap_err();
-        assert!(
-            matches!(error, CollectiveError::PeerLost { rank: Rank(1), .. }),
-            "{kind:?}: {error}"
-        );
-    }
-}
-
 /// Ranks 0 and 2 are through with a barrier in which rank 1 stands still, and rank 0 never sends anything to rank 3.
 #[test]
 fn the_deadline_does_not_name_ranks_that_are_through() {
@@ -218,35 +191,4 @@ fn who_misses_a_rank_in_an_earlier_part_is_not_late() {
         };
         assert_eq!(*late, [Rank(2)], "{error}");
     }
-}
-
-/// Rank 1 gave up an operation because rank 2 was late, and ends. Rank 2 is in the next one, as its flag in the memory says.
-#[test]
-fn who_has_come_in_shared_memory_is_not_named_for_one_that_dies() {
-    let mut group = Group::new(Kind::Shared, 3);
-    group.run(|comm| comm.barrier().unwrap());
-    group.members[0].set_timeout(Duration::from_millis(100));
-    for result in run(&group.members[..2], Communicator::barrier) {
-        assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
-    }
-    group.members[2].barrier().unwrap_err();
-    group.set_timeout(LONG);
-    let dies = group.members.remove(1);
-    let [zero, two] = &group.members[..] else {
-        panic!("two are left");
-    };
-    let before = two.next_tag();
-    std::thread::scope(|scope| {
-        let late = scope.spawn(|| two.barrier());
-        // It is in the records when it has given its flag.
-        let is_there = |last: &Record| last.tag >= before && last.outcome == Outcome::Running;
-        until(|| two.records().last().is_some_and(is_there));
-        drop(dies);
-        for error in [zero.barrier(), late.join().unwrap()].map(Result::unwrap_err) {
-            assert!(
-                matches!(error, CollectiveError::PeerLost { rank: Rank(1), .. }),
-                "{error}"
-            );
-        }
-    });
 }
