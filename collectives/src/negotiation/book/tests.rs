@@ -6,9 +6,6 @@ use crate::element::DType;
 use crate::operation::{OperationKind, ReduceOp};
 use crate::stall::Missing;
 
-/// Names with their operations, and the groups that run at once.
-type Case<'a> = (&'a [(&'a str, Operation)], &'a [&'a [&'a str]]);
-
 const LIMIT: Duration = Duration::from_secs(10);
 const THRESHOLD: u64 = 100;
 
