@@ -230,6 +230,7 @@ impl World {
             Output::OpenRendezvous(opening) => {
                 *self.head.rendezvous.entry(opening.job).or_default() += 1;
                 let opened = if self.has_mishap() {
+                    self.oracle.restarts.unopened(opening.job);
                     Err("no more ports".to_owned())
                 } else {
                     Ok(SocketAddr::from(([10, 0, 0, 1], 80)))

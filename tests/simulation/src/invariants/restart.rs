@@ -17,6 +17,8 @@ struct Groups {
     /// The newest one of which a process was started, and the newest one that some node was asked to start.
     newest: Generation,
     ordered: Generation,
+    /// Groups since then that were not started, because their rendezvous could not be opened.
+    unopened: usize,
     /// The variables that all processes of the newest one have.
     meets: BTreeMap<&'static str, String>,
     /// Where groups have met so far.
@@ -86,7 +88,14 @@ impl Restarts {
     /// The head asks a node to start a part of a generation.
     pub(crate) fn ordered(&mut self, job: JobId, generation: Generation) {
         let groups = self.0.entry(job).or_default();
-        groups.ordered = groups.ordered.max(generation);
+        if generation > groups.ordered {
+            (groups.ordered, groups.unopened) = (generation, 0);
+        }
+    }
+
+    /// The rendezvous of a group could not be opened.
+    pub(crate) fn unopened(&mut self, job: JobId) {
+        self.0.entry(job).or_default().unopened += 1;
     }
 
     /// A driver is told of a generation.
@@ -105,7 +114,9 @@ impl Restarts {
     pub(crate) fn check_failures(&self, job: JobId, allowed: u32) -> Result<(), String> {
         let groups = self.0.get(&job);
         let last = groups.map_or(Generation(0), |groups| groups.ordered);
-        let failures = groups.map_or(0, |groups| groups.failures(Generation(last.0 + 1)));
+        let failures = groups.map_or(0, |groups| {
+            groups.failures(Generation(last.0 + 1)) + groups.unopened
+        });
         if failures > allowed as usize {
             return Ok(());
         }
