@@ -26,6 +26,10 @@ const READ: usize = 16 << 10;
 /// Most rounds before other tasks have their turn: a peer that never stops talking holds up nobody.
 const MOST_ROUNDS: usize = 64;
 
+/// The end of a link is a suspicion for so long, whether somebody watches the ranks or not: a member that is done may go. A word
+/// from the node or the head in this time says which rank is lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What was decided last is said for so long when the communicator is gone.
 const REST: Duration = Duration::from_secs(1);
 
@@ -61,7 +65,7 @@ impl Shell {
             book,
             look_at: None,
             decided: None,
-            endings: Endings::new(negotiation.family.patience()),
+            endings: Endings::new(PATIENCE),
             buffer: vec![0; READ],
             is_leaving: false,
         }

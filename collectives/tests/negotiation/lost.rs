@@ -215,7 +215,6 @@ fn a_rank_that_is_said_to_be_lost_is_named_at_once() {
 fn the_rank_that_is_said_to_be_lost_is_named_and_not_one_that_leaves_because_of_it() {
     for leaves in [0, 1] {
         let mut group = Group::new(Kind::Unix, 3);
-        group.set_word_within(LONG);
         group.run(|comm| comm.named("warm").barrier().wait().unwrap());
         let waiting = group.members[1 - leaves].named("w").barrier();
         drop(group.members.remove(leaves));

@@ -43,6 +43,8 @@ struct Bed {
     queue: VecDeque<Event>,
     /// Nodes to which something is under way.
     delivering: BTreeSet<NodeId>,
+    /// A node whose reservation has ended before it is told to start.
+    unreserved: Option<NodeId>,
 }
 
 impl Bed {
@@ -66,6 +68,7 @@ impl Bed {
             taking: true,
             queue: VecDeque::new(),
             delivering: BTreeSet::new(),
+            unreserved: None,
         };
         for action in actions {
             // There are no other nodes.
@@ -98,7 +101,13 @@ impl Bed {
 
     /// Gives the job the answers of its nodes and its driver.
     fn run(&mut self) {
-        while let Some(event) = self.queue.pop_front() {
+        while let Some(mut event) = self.queue.pop_front() {
+            if let Event::Replied { node, reply } = &mut event
+                && matches!(reply, Reply::Answer(NodeReply::Started { .. }))
+                && self.unreserved.take_if(|it| it == node).is_some()
+            {
+                *reply = Reply::Refused(Refusal::new(RefusalKind::NotFound, "no reservation"));
+            }
             let pushed = match &event {
                 Event::Pushed { node, .. } => Some(*node),
                 _ => None,
