@@ -7,7 +7,6 @@ use std::future::poll_fn;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use common::{Cluster, within};
@@ -179,63 +178,6 @@ async fn an_end_in_order_is_told_from_a_loss() {
     })
     .await;
     assert!(matches!(error, LinkLost::Broken { .. }), "{error}");
-}
-
-/// As by a process that ends with something unread: its system drops what it has not sent.
-#[tokio::test]
-async fn what_has_left_is_not_lost_by_a_reset() {
-    let cluster = Cluster::new();
-    let (_endpoint, listener) = server(&cluster);
-    let (mut server, mut client) = pair(&cluster, &listener).await;
-    let piece = pattern(100_000);
-    let mut looking = Context::from_waker(Waker::noop());
-    let mut sent = 0;
-    within(async {
-        // The peer does not read.
-        while !client.is_leaving() {
-            if let Poll::Ready(count) = client.poll_write(&mut looking, &[IoSlice::new(&piece)]) {
-                sent += count.unwrap();
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    write(&mut server, b"unread").await.unwrap();
-
-    let (mut got, mut buffer) = (0, vec![0; 100_000]);
-    within(async {
-        while client.poll_flush(&mut looking).is_pending() || client.is_leaving() {
-            if let Poll::Ready(count) = server.poll_read(&mut looking, &mut buffer) {
-                got += count.unwrap();
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    client.abort();
-    let error = loop {
-        match within(poll_fn(|cx| server.poll_read(cx, &mut buffer))).await {
-            Ok(count) => got += count,
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, LinkLost::Broken { .. }), "{error}");
-    assert_eq!(got, sent);
-
-    // Nothing leaves over a connection that was reset.
-    let (mut server, client) = pair(&cluster, &listener).await;
-    within(async {
-        while !server.is_leaving() {
-            let written = server.poll_write(&mut looking, &[IoSlice::new(&piece)]);
-            assert!(!matches!(written, Poll::Ready(Err(_))), "{written:?}");
-            tokio::task::yield_now().await;
-        }
-        client.abort();
-        while server.is_leaving() {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -545,29 +487,6 @@ async fn a_listener_that_is_closed_lets_nobody_in() {
     write(&mut client, b"after").await.unwrap();
     drop(client);
     assert_eq!(read_all(&mut server).await.unwrap(), b"after");
-}
-
-/// Only who has neither socket any more is gone, and asking is no trouble to who is there.
-#[tokio::test]
-async fn a_peer_that_is_gone_is_refused_by_its_host_and_one_that_is_there_is_not() {
-    let cluster = Cluster::new();
-    let (peer, listener) = server(&cluster);
-    let address = peer.local_addr();
-    let own = cluster.bind(worker(&cluster, 1));
-    assert!(!within(own.is_refused(address)).await, "it is there");
-    drop(listener);
-    assert!(!within(own.is_refused(address)).await, "it has QUIC");
-    let connection = within(own.connect(address, Expect::worker(JOB, Slot(0))))
-        .await
-        .unwrap();
-    drop((connection, peer));
-    // Sockets close in the background.
-    while !within(own.is_refused(address)).await {}
-    // From all interfaces, too.
-    let anywhere = cluster.bind_with(worker(&cluster, 1), |config| {
-        config.listen = ([0, 0, 0, 0], 0).into();
-    });
-    assert!(within(anywhere.is_refused(address)).await);
 }
 
 /// It is not tried again and again, as a peer that is not there yet.

@@ -155,11 +155,6 @@ pub trait Lane: Send + fmt::Debug {
     fn end_is_final(&self) -> bool {
         false
     }
-
-    /// Whether the system has something of what was accepted that it has not sent yet, and drops if this process ends at once.
-    fn is_leaving(&self) -> bool {
-        false
-    }
 }
 
 /// What [`Connector::connect`] returns.

@@ -76,8 +76,4 @@ impl Lane for TlsLane {
     fn end_is_final(&self) -> bool {
         self.0.ended_by_peer()
     }
-
-    fn is_leaving(&self) -> bool {
-        self.0.is_leaving()
-    }
 }

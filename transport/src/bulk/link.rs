@@ -15,7 +15,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::records::{HEADER, MOST_BODY, MOST_PLAIN, Opened, RecordError, Records};
-use super::unsent::unsent;
 use crate::direct::Socket;
 use crate::identity::Identity;
 use crate::runtime::TransportRuntime;
@@ -221,14 +220,6 @@ impl TlsLink {
     /// Whether [`TlsLink::poll_flush`] has something to do.
     pub fn is_unsent(&self) -> bool {
         !self.out.is_empty()
-    }
-
-    /// Whether the kernel has taken something that it has not sent yet, because the peer's side or the network has no room for
-    /// it. If this process ends now, with something unread, that is lost: the kernel then resets the connection, and sends
-    /// nothing again that the network drops.
-    pub fn is_leaving(&self) -> bool {
-        let unsent = self.tcp.as_ref().map(|tcp| unsent(tcp.as_fd()));
-        matches!(unsent, Some(Ok(bytes)) if bytes > 0)
     }
 
     fn sent(&mut self, written: usize) {

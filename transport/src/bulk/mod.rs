@@ -10,9 +10,7 @@
 mod handshake;
 mod link;
 mod listener;
-mod probe;
 mod records;
-mod unsent;
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
@@ -27,7 +25,6 @@ use tokio::net::{TcpSocket, TcpStream};
 use self::handshake::{HandshakeError, shake};
 pub use self::link::{LinkLost, TlsLink};
 pub use self::listener::TlsListener;
-use self::probe::{is_reachable, is_refused};
 use self::records::Records;
 use crate::endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 use crate::identity::{Identity, identity_of};
@@ -63,25 +60,6 @@ impl Endpoint {
         expect: Expect,
     ) -> Result<TlsLink, ConnectError> {
         connect(self, self.config(), address, expect).await
-    }
-
-    /// Whether the host of a peer says, twice within 50 ms, that nothing listens at `address`, neither for UDP nor for TCP: a peer
-    /// that had its endpoint there is gone. False if it is there, and also if nobody answers, because the network or the host is
-    /// down, say; then it takes 0.3 s. Cancel safe.
-    ///
-    /// A firewall that rejects what comes in says the same of a peer that is there: ask this of an address that was once
-    /// [reachable](Endpoint::is_reachable).
-    ///
-    /// A peer that is there takes no notice of the question. The answer is not authenticated: who can forge it can cut the peer
-    /// off, too.
-    pub async fn is_refused(&self, address: SocketAddr) -> bool {
-        is_refused(self, address).await
-    }
-
-    /// Whether somebody takes a TCP connection at `address`, as a peer does that [listens](Endpoint::listen_tls). It is ended at once.
-    /// False after 0.3 s without an answer. Who is there is not checked. Cancel safe.
-    pub async fn is_reachable(&self, address: SocketAddr) -> bool {
-        is_reachable(self, address).await
     }
 }
 

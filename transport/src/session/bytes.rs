@@ -17,7 +17,6 @@ use crate::runtime::TransportRuntime;
 pub struct ByteStream {
     send: quinn::SendStream,
     recv: quinn::RecvStream,
-    connection: quinn::Connection,
     /// Keeps the runtime alive as long as the stream is used.
     runtime: TransportRuntime,
 }
@@ -25,13 +24,11 @@ pub struct ByteStream {
 impl ByteStream {
     pub(crate) fn new(
         (send, recv): (quinn::SendStream, quinn::RecvStream),
-        connection: &quinn::Connection,
         runtime: &TransportRuntime,
     ) -> Self {
         Self {
             send,
             recv,
-            connection: connection.clone(),
             runtime: runtime.clone(),
         }
     }
@@ -65,12 +62,6 @@ impl ByteStream {
         self.recv
             .poll_read(cx, into)
             .map_err(|error| io(error.into()))
-    }
-
-    /// How many frames with bytes of streams its connection has given to the system. What was taken by
-    /// [`ByteStream::poll_write`] is sent by another thread: if the process ends before that, it is lost.
-    pub fn departures(&self) -> u64 {
-        self.connection.stats().frame_tx.stream
     }
 
     /// Says that nothing follows. What was sent is still delivered. Does nothing if the stream has ended.

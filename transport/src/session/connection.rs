@@ -104,11 +104,7 @@ impl Connection {
     /// [`ConnectionLost`].
     pub async fn open_bytes(&self) -> Result<ByteStream, ConnectionLost> {
         let halves = self.inner.quinn.open_bi().await?;
-        Ok(ByteStream::new(
-            halves,
-            &self.inner.quinn,
-            &self.inner.runtime,
-        ))
+        Ok(ByteStream::new(halves, &self.inner.runtime))
     }
 
     /// As [`Connection::accept`], a stream of plain bytes.
@@ -118,11 +114,7 @@ impl Connection {
     /// [`ConnectionLost`].
     pub async fn accept_bytes(&self) -> Result<ByteStream, ConnectionLost> {
         let halves = self.inner.quinn.accept_bi().await?;
-        Ok(ByteStream::new(
-            halves,
-            &self.inner.quinn,
-            &self.inner.runtime,
-        ))
+        Ok(ByteStream::new(halves, &self.inner.runtime))
     }
 
     /// Sends one request on a stream of its own and waits for its reply, at most for `deadline`.
