@@ -212,7 +212,7 @@ impl Communicator {
     }
 
     /// The time that an operation may take, from its call on. Waiting for its turn counts. Over links a rank asks at the end of
-    /// it who is still there, and fails 0.4 to 2 s later, with the name of who is not.
+    /// it who is still there, and fails 0.5 to 4 s later, with the name of who is not.
     pub fn timeout(&self) -> Duration {
         self.inner.signals.lock().timeout
     }

@@ -24,8 +24,7 @@ impl Class {
     }
 }
 
-/// What links and processors take. [Measured](crate::Communicator::calibrate) values are better than the default, which fits Unix
-/// sockets inside a host and a network of 10 Gbit/s.
+/// What links and processors take. The default fits Unix sockets inside a host and a network of 10 Gbit/s.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Model {
     /// Links inside a host.
