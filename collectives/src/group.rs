@@ -23,6 +23,9 @@ use crate::stall::Stalls;
 use heard::Heard;
 use parked::Room;
 
+/// The word on a lost rank is awaited for so long at most.
+const LONGEST_WORD: Duration = Duration::from_secs(3600);
+
 /// Groups that are known to have been here. Of those before nobody makes a link any more.
 const MAX_GONE: usize = 1 << 16;
 
@@ -178,7 +181,7 @@ impl Family {
 
     /// How long after the end of a link the word of the authority may take to come.
     pub(crate) fn patience(&self) -> Duration {
-        self.connector.word_within()
+        self.connector.word_within().min(LONGEST_WORD)
     }
 
     /// A group is here. It gets the links that came before it.

@@ -258,7 +258,7 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// ranks, and says by [`Communicator::rank_lost`](crate::Communicator::rank_lost) or
     /// [`Communicator::revoke`](crate::Communicator::revoke) why they end. Until then the end of a link is a suspicion, and ends no operation.
     ///
-    /// Zero (the default) means that nobody watches them: the end of a link is the only word there is.
+    /// Zero (the default) means that nobody watches them: the end of a link is the only word there is. More than an hour counts as an hour.
     fn word_within(&self) -> Duration {
         Duration::ZERO
     }

@@ -78,6 +78,14 @@ impl Endings {
         told.map(|(_, own, cause)| (own, cause)).collect()
     }
 
+    /// Takes all that waits on this rank.
+    pub(super) fn take_own(&mut self) -> Vec<Taken> {
+        let suspicions = self.suspicions.iter_mut();
+        let suspected = suspicions.map(|(_, suspicion)| std::mem::take(&mut suspicion.own));
+        let untold = self.untold.drain(..).map(|(_, own, _)| own);
+        suspected.chain(untold).collect()
+    }
+
     /// When to look again.
     pub(super) fn alarm(&self) -> Option<Instant> {
         let suspicions = self.suspicions.iter().map(|(until, _)| *until);

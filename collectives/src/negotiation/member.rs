@@ -110,9 +110,11 @@ impl Member for Negotiation {
     }
 
     fn revoke(self: Arc<Self>, reason: &str) {
-        self.give_up(&CollectiveError::Revoked {
+        let error = CollectiveError::Revoked {
             reason: reason.to_owned(),
-        });
+        };
+        self.give_up(&error);
+        self.tell(Command::Revoked(error));
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {

@@ -115,6 +115,8 @@ enum Command {
     },
     /// A member is lost: nothing with a name works any more.
     Lost(Cause),
+    /// The group is revoked: what waits for a word on a lost rank ends as well.
+    Revoked(CollectiveError),
     /// An operation that was decided has ended on this rank.
     Ended,
     /// A link of a member has come, with what was read from it already, or it will not come.

@@ -143,6 +143,11 @@ impl Shell {
         let now = Instant::now();
         match command {
             Command::Arrived { member, lane } => self.arrived(negotiation, member, lane),
+            Command::Revoked(error) => {
+                for own in self.endings.take_own() {
+                    negotiation.fail_with(own, &error);
+                }
+            }
             Command::Lost(cause) => {
                 for suspicion in self.endings.take_all() {
                     self.settle(negotiation, suspicion, Some(&cause));
@@ -554,8 +559,13 @@ impl Shell {
             if let Some(book) = &mut self.book {
                 book.lost(cause.clone());
             }
+            // One that has done its part may be gone. No link comes from the member any more: that ends what needs the link.
             let rank = negotiation.job_rank(suspicion.member);
-            Arc::clone(&negotiation.data).rank_lost(rank, reason);
+            let reason = reason.clone();
+            let lane = Err(LaneError::Ended { reason });
+            if let Err(error) = Arc::clone(&negotiation.data).lane(rank, lane, true) {
+                tracing::debug!(%error, "a member is in no group for data");
+            }
         }
         for failed in &suspicion.failed {
             ending::tell(&mut self.lines, failed, cause);

@@ -212,7 +212,11 @@ impl<'a> Run<'a> {
         if self.mode == Mode::Shared && self.engine.must_poll() {
             return self.deadline.min(Instant::now() + Duration::from_millis(1));
         }
-        let limit = self.verdict.next(self.deadline);
+        let limit = match self.mode {
+            // The flags say who is late: there is no roll call.
+            Mode::Shared => self.verdict.next_suspicion(self.deadline),
+            Mode::Links | Mode::Form => self.verdict.next(self.deadline),
+        };
         let limit = if self.verdict.is_calling_the_roll() {
             limit
         } else {

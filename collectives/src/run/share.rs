@@ -283,9 +283,13 @@ impl Run<'_> {
             return Ok(true);
         }
         let now = Instant::now();
+        // A rank that has done its part may go.
+        let through = (self.verdict.suspected()).filter(|rank| !self.needs(rank.0));
+        let through: Vec<Rank> = through.collect();
+        self.verdict.acquit(&through);
         self.verdict.judge_suspicions(now)?;
         if now >= self.deadline {
-            let late = arena.late();
+            let late = self.engine.late_in_shared();
             return Err(self.verdict.late(now, late));
         }
         Ok(false)

@@ -206,6 +206,16 @@ impl Verdict {
         Ok(())
     }
 
+    /// The ranks of suspicions.
+    pub(crate) fn suspected(&self) -> impl Iterator<Item = Rank> {
+        self.suspicions.iter().map(|one| one.rank)
+    }
+
+    /// Nothing depends on these ranks any more.
+    pub(crate) fn acquit(&mut self, ranks: &[Rank]) {
+        self.suspicions.retain(|one| !ranks.contains(&one.rank));
+    }
+
     /// Whether the link to a rank has ended, and it is not known yet what that means.
     pub(crate) fn suspects(&self, rank: Rank) -> bool {
         self.suspicions.iter().any(|one| one.rank == rank)
@@ -335,8 +345,13 @@ impl Verdict {
             // A peer's deadline has passed.
             None => self.started,
         };
+        self.next_suspicion(at)
+    }
+
+    /// When the first suspicion is over, or `limit`.
+    pub(crate) fn next_suspicion(&self, limit: Instant) -> Instant {
         let suspicions = self.suspicions.iter().map(|one| one.until);
-        suspicions.fold(at, Instant::min)
+        suspicions.fold(limit, Instant::min)
     }
 
     /// Whether the deadline of this rank or of another one has passed.

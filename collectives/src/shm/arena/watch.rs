@@ -25,7 +25,8 @@ impl Arena {
                     }
                     // Before it begins, whatever comes of it needs all.
                     Way::Stream(stream) => {
-                        open.stage != Stage::Streaming || self.lacks_pieces(stream, rank)
+                        let has_begun = open.stage == Stage::Streaming || self.all_have_given(open);
+                        !has_begun || self.lacks_pieces(stream, rank)
                     }
                     Way::Rounds(rounds) => {
                         open.stage != Stage::Streaming || self.lacks_rounds(*rounds, rank)
