@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use kolo_transport::ids::Rank;
+
 use super::Taken;
 use super::book::Failed;
 use super::line::Line;
@@ -114,4 +116,13 @@ pub(super) fn tell(lines: &mut [Line], failed: &Failed, cause: &Cause) -> bool {
         }
     }
     any
+}
+
+/// The cause that the link of a member has ended.
+pub(super) fn lost(member: u32, reason: String) -> Cause {
+    Cause::Lost {
+        rank: Rank(member),
+        reason,
+        for_good: false,
+    }
 }

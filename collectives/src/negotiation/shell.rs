@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
 use super::book::{Book, Decision, Failed, Request};
-use super::ending::{self, Endings, Suspicion};
+use super::ending::{self, Endings, Suspicion, lost};
 use super::line::{Ended, Line};
 use super::messages::{self, BATCH, Down, Up};
 use super::{Command, Negotiation, SILENT, THRESHOLD, YEAR};
@@ -595,14 +595,5 @@ impl Shell {
             self.settle(negotiation, suspicion, None);
         }
         any
-    }
-}
-
-/// The cause that the link of a member has ended.
-fn lost(member: u32, reason: String) -> Cause {
-    Cause::Lost {
-        rank: Rank(member),
-        reason,
-        for_good: false,
     }
 }

@@ -110,11 +110,15 @@ impl HeadCore {
         self.registry.jobs_on(node).filter(may_leave).collect()
     }
 
-    /// The node with this id or hostname, a lost one included.
+    /// The node with this id or hostname, a lost one included. Of several with the hostname the one that is there is meant.
     fn known_node(&self, name: &str) -> Result<(NodeId, String), Refusal> {
         let is_meant =
             |node: &&NodeRegistration| node.hostname == name || node.node.to_string() == name;
-        let found: Vec<&NodeRegistration> = self.registry.known().filter(is_meant).collect();
+        let mut found: Vec<&NodeRegistration> = self.registry.known().filter(is_meant).collect();
+        let is_there = |node: &&NodeRegistration| self.registry.alive(node.node).is_some();
+        if found.iter().any(is_there) {
+            found.retain(is_there);
+        }
         match found[..] {
             [node] => Ok((node.node, node.hostname.clone())),
             [] => Err(Refusal::new(

@@ -159,6 +159,9 @@ fn a_drain_names_one_node() {
         assert_eq!(refusal.kind, RefusalKind::Forbidden);
     }
     assert_eq!(group.draining(), [false, false]);
+    // One that is lost is not meant.
+    group.world.disconnect(twin);
+    assert_eq!(group.drain("host1", 60).node, NodeId(1));
 }
 
 #[test]
