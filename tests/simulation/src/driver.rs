@@ -228,7 +228,9 @@ impl World {
         let is_checked = self.random.percent(20);
         let cools = self.random.percent(15);
         let max = spec.placement.workers().unwrap_or_default();
+        // Installed programs have none: no command and no option gives them any.
         let filters = match self.random.below(10) {
+            _ if is_program => Vec::new(),
             0 => vec![GroupFilter::Max(min)],
             1 if unit == 1 && (max > min || min.is_multiple_of(2)) => {
                 vec![GroupFilter::DivisibleBy(2)]
