@@ -121,7 +121,8 @@ impl View<'_> {
         if self.roster.count(State::Returned) > 0 {
             return None;
         }
-        let needed = if self.budget.has_resets(self.limits) {
+        let has_resets = self.budget.has_resets(self.limits);
+        let needed = if has_resets {
             self.needed(self.limits.all())
         } else {
             0
@@ -129,7 +130,6 @@ impl View<'_> {
         if self.roster.count(State::Lost) <= needed {
             return None;
         }
-        let units = Units::new(self.now, self.roster, self.limits, self.budget);
         let is_booked = |slot: &Slot| {
             let seat = self.roster.seat(*slot);
             seat.is_some_and(|seat| {
@@ -137,10 +137,17 @@ impl View<'_> {
                 seat.location.is_some() && !seat.leaving && has_ended
             })
         };
-        // As a whole, so that they stay units.
-        let idle = units.idle(needed).chunks(self.limits.per_host as usize);
-        let idle = idle.filter(|unit| unit.iter().all(is_booked));
-        let slots: Vec<Slot> = idle.flatten().copied().collect();
+        let slots: Vec<Slot> = if has_resets {
+            // As a whole, so that they stay units.
+            let units = Units::new(self.now, self.roster, self.limits, self.budget);
+            let idle = units.idle(needed).chunks(self.limits.per_host as usize);
+            let idle = idle.filter(|unit| unit.iter().all(is_booked));
+            idle.flatten().copied().collect()
+        } else {
+            // No process is started any more.
+            let lost = self.roster.in_state(State::Lost).map(|seat| seat.slot);
+            lost.filter(is_booked).collect()
+        };
         if slots.is_empty() {
             return None;
         }
