@@ -24,7 +24,8 @@ const EXITS_FIRST: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 enum Finding {
     Reserve(Stay, Option<InstalledHere>, Option<HealthCheck>),
-    Start(StartWorkers),
+    /// The reservation that is to be committed, if there is one.
+    Start(Option<Stay>, StartWorkers),
     Port,
 }
 
@@ -148,7 +149,11 @@ impl NodeCore {
                         let reply = self.reserved(stay, installed, found, &mut outputs);
                         self.check((ask, stay), reply, check, &mut outputs)
                     }
-                    Some(Finding::Start(start)) => {
+                    // The job may have left meanwhile, and come again.
+                    Some(Finding::Start(stay, start)) if self.stay(start.job) != stay => {
+                        Some(refused(CommitError::NotReserved(start.job)))
+                    }
+                    Some(Finding::Start(_, start)) => {
                         self.start(now, (ask, start), program, &mut outputs)
                     }
                     Some(Finding::Port) => Some(NodeReply::FreePort(free_port)),
@@ -301,7 +306,8 @@ impl NodeCore {
                     Some(installed) => Wanted::Installed(installed.clone()),
                     None => Wanted::Sent(start.program.hash),
                 };
-                self.find(ask, program, Finding::Start(start), outputs);
+                let finding = Finding::Start(self.stay(start.job), start);
+                self.find(ask, program, finding, outputs);
                 None
             }
             NodeRequest::FreePort { .. } => {

@@ -438,6 +438,28 @@ fn a_job_that_can_not_be_started_holds_nothing() {
 }
 
 #[test]
+fn a_start_is_of_the_reservation_that_was_there_when_it_came() {
+    let mut node = node();
+    node.order(reserve(JOB, 2));
+    node.found(Found::Here);
+    node.warden(STAY);
+    node.order(NodeRequest::Start(testing::start(2)));
+    let ask = AskId(node.asks);
+    // The job leaves and comes again while its program is looked for.
+    node.order(stop());
+    node.step(Input::Closed(STAY));
+    node.order(reserve(JOB, 2));
+    node.found(Found::Here);
+    let outputs = node.step(Input::Found {
+        ask,
+        program: Found::Here,
+        free_port: 7,
+    });
+    assert_eq!(outputs.len(), 1, "{outputs:?}");
+    assert_eq!(refused(&outputs), RefusalKind::NotFound);
+}
+
+#[test]
 fn a_node_that_stops_ends_all_jobs_and_takes_no_more() {
     let mut node = node();
     node.start(1);

@@ -226,11 +226,11 @@ impl Job {
                 }
             }
             Reply::Refused(refusal) if refusal.kind == RefusalKind::NotFound => {
-                // The lease of the reservation has ended, because the group waited for other nodes for longer.
+                // The lease of the reservation may have ended, because the group waited for other nodes for longer.
+                self.note(format!("{at} did not start its workers: {refusal}"));
                 self.parts[part].pushes.queue.clear();
-                let node = self.parts[part].site.node;
-                self.free(part);
-                return self.processes_are_gone(node, refusal.message, self.now);
+                self.parts[part].hold = Hold::Reserved;
+                return self.undo(part);
             }
             Reply::Refused(refusal) => {
                 // It holds its reservation all the same.
