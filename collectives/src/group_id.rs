@@ -36,7 +36,7 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// What a group is for.
+/// The purpose of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A user's.

@@ -1,4 +1,4 @@
-//! What kolo's links take, for `kolo-bench plan`.
+//! The measured cost of kolo's links, for `kolo-bench plan`.
 
 use std::time::Instant;
 

@@ -128,7 +128,7 @@ impl Lane {
 /// What kolo's ranks are asked for in place of a [`Run`]: a [`LinkCosts`].
 pub(crate) const MEASURE_LINKS: &str = "links";
 
-/// What links take.
+/// The measured cost of links.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LinkCosts {
     /// LinkCosts inside a host, if one has two ranks.

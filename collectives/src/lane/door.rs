@@ -142,7 +142,7 @@ impl Door {
 
     /// Makes a link to the worker in `slot`, which is `peer`, at `address`. Every step takes at most `limit`.
     ///
-    /// What may be better in a moment (no route to the host, no answer in time, a peer that is busy, or a generation behind) is
+    /// A failure that may pass (no route to the host, no answer in time, a peer that is busy, or a generation behind) is
     /// tried again until `limit` has passed. A peer whose host says that nothing listens there is not waited for.
     ///
     /// # Errors
@@ -351,7 +351,7 @@ impl Incoming {
         }
     }
 
-    /// What can be closed with a reason.
+    /// A connection that is closed with a reason.
     fn connection(&self) -> Option<Connection> {
         match self {
             Self::Tls(_) => None,

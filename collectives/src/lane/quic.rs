@@ -76,7 +76,7 @@ async fn open(
     }
 }
 
-/// What a peer is told whose link is not made.
+/// The reason that a peer gets if its link is not made.
 pub(super) fn code_of(error: &LaneError) -> CloseCode {
     match error {
         LaneError::StaleGeneration { .. } => CloseCode::StaleGeneration,
