@@ -13,9 +13,11 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All documents: the README and what is in `docs/`.
+/// All documents: those at the root, and what is in `docs/`.
 fn documents() -> Vec<PathBuf> {
-    let mut all = vec![root().join("README.md")];
+    let at_the_root = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
+    let mut all: Vec<_> = at_the_root.iter().map(|name| root().join(name)).collect();
+    all.push(root().join("tests/README.md"));
     let docs = std::fs::read_dir(root().join("docs")).expect("there is a folder docs");
     all.extend(
         docs.map(|entry| entry.expect("it can be listed").path())
@@ -32,24 +34,38 @@ fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
         .collect()
 }
 
+/// Whether a document has the heading that a link names: its words in small letters, with `-` between them.
+fn has_heading(text: &str, anchor: &str) -> bool {
+    text.lines()
+        .filter(|line| line.starts_with('#'))
+        .any(|line| {
+            let title = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = title
+                .chars()
+                .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+                .map(|c| if c == ' ' { '-' } else { c });
+            kept.eq(anchor.chars())
+        })
+}
+
 #[test]
-fn links_lead_to_files() {
+fn links_lead_to_files_and_headings() {
     let mut links = 0;
     for document in documents() {
-        for link in between(&read(&document), "](", ")") {
-            if link.starts_with("http") || link.starts_with('#') {
+        let text = read(&document);
+        for link in between(&text, "](", ")") {
+            if link.starts_with("http") {
                 continue;
             }
-            let file = link.split('#').next().unwrap_or(link);
-            let target = document
-                .parent()
-                .expect("a document is in a folder")
-                .join(file);
-            assert!(
-                target.exists(),
-                "{} links to {link}, which is not there",
-                document.display()
-            );
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let folder = document.parent().expect("a document is in a folder");
+            let target = match file {
+                "" => document.clone(),
+                file => folder.join(file),
+            };
+            let lost = format!("{} links to {link}, which is not there", document.display());
+            assert!(target.exists(), "{lost}");
+            assert!(anchor.is_empty() || has_heading(&read(&target), anchor), "{lost}");
             links += 1;
         }
     }
@@ -91,7 +107,7 @@ fn tests_that_show_a_promise_exist() {
 
 #[test]
 fn tests_that_have_the_names_of_horovods_exist() {
-    let tests = tests_in_table("docs/design.md", "| case | here |");
+    let tests = tests_in_table("tests/README.md", "| case | here |");
     assert!(tests >= 35, "only {tests} tests were found");
 }
 

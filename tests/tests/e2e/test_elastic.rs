@@ -1,6 +1,6 @@
 //! What Horovod's tests of elastic jobs assert, by their names: those of the driver (`test_elastic_driver.py`), of the Ray adapter
 //! (`test_ray_elastic.py`) and with real processes (`elastic_common.py`), those that are skipped there included. The table with all of
-//! them, and with what differs, is in `docs/design.md`.
+//! them, and with what differs, is in `tests/README.md`.
 
 use std::time::{Duration, Instant};
 
