@@ -66,7 +66,7 @@ def main():
                 parts.append(worker.recv())
     n, x, y, xx, xy = (sum(part) for part in zip(*parts))
     slope = (n * xy - x * y) / (n * xx - x * x)
-    print(f"regression: slope={slope:.2f} intercept={(y - slope * x) / n:.2f} points={n:.0f} workers={size}", flush=True)
+    print(f"regression: slope={slope:.1f} intercept={(y - slope * x) / n:.1f} points={n:.0f} workers={size}", flush=True)
 
 
 if __name__ == "__main__":
