@@ -117,3 +117,8 @@ pub use kolo_transport::wire::{
 pub use local::{LocalCluster, LocalClusterBuilder};
 pub use macros::{executable, function, main};
 pub use registry::registry_digest;
+
+/// The program of the tutorial compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/tutorial.md")]
+const TUTORIAL: () = ();
