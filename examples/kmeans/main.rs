@@ -57,9 +57,8 @@ struct Found {
 /// The rank's own points, and the number of the center around which each was made.
 fn points(seed: u64, rank: usize, count: usize) -> (Array2<f64>, Vec<usize>) {
     let mut rng = Rng::new(seed);
-    let centers = Array2::from_shape_simple_fn((CLUSTERS, DIMENSIONS), || {
-        10.0 * f64::from(rng.uniform())
-    });
+    let centers =
+        Array2::from_shape_simple_fn((CLUSTERS, DIMENSIONS), || 10.0 * f64::from(rng.uniform()));
     // Other numbers on each rank, around the same centers.
     let mut rng = Rng::new(seed ^ (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let made_of: Vec<usize> = (0..count).map(|point| point % CLUSTERS).collect();

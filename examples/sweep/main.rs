@@ -152,12 +152,18 @@ async fn main() -> anyhow::Result<()> {
     let results = executor.run(sweep, (args.epochs,)).await?.swap_remove(0);
     executor.shutdown().await?;
 
-    println!("{:>6}  {:>8}  {:>5}  {:>8}  {:>4}", "rate", "momentum", "batch", "accuracy", "rank");
+    println!(
+        "{:>6}  {:>8}  {:>5}  {:>8}  {:>4}",
+        "rate", "momentum", "batch", "accuracy", "rank"
+    );
     for (number, (accuracy, rank)) in results.iter().enumerate() {
         let (rate, momentum, batch) = setting(number);
         println!("{rate:>6}  {momentum:>8}  {batch:>5}  {accuracy:>8.4}  {rank:>4}");
     }
-    let best = results.iter().enumerate().max_by(|a, b| a.1.0.total_cmp(&b.1.0));
+    let best = results
+        .iter()
+        .enumerate()
+        .max_by(|a, b| a.1.0.total_cmp(&b.1.0));
     let (number, (accuracy, _)) = best.context("there are settings")?;
     let (rate, momentum, batch) = setting(number);
     println!(

@@ -15,7 +15,12 @@ fn read(path: &Path) -> String {
 
 /// All documents: those at the root, and what is in `docs/`.
 fn documents() -> Vec<PathBuf> {
-    let at_the_root = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
+    let at_the_root = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+    ];
     let mut all: Vec<_> = at_the_root.iter().map(|name| root().join(name)).collect();
     all.push(root().join("tests/README.md"));
     let docs = std::fs::read_dir(root().join("docs")).expect("there is a folder docs");
@@ -65,7 +70,10 @@ fn links_lead_to_files_and_headings() {
             };
             let lost = format!("{} links to {link}, which is not there", document.display());
             assert!(target.exists(), "{lost}");
-            assert!(anchor.is_empty() || has_heading(&read(&target), anchor), "{lost}");
+            assert!(
+                anchor.is_empty() || has_heading(&read(&target), anchor),
+                "{lost}"
+            );
             links += 1;
         }
     }
