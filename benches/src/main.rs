@@ -8,7 +8,6 @@ mod elastic;
 mod interfaces;
 mod launchers;
 mod losses;
-mod plan;
 mod raw;
 mod recovery;
 mod report;
@@ -69,16 +68,9 @@ enum Bench {
     /// Time from `start()` to all workers ready, beside bare spawns of the same binary.
     #[command(after_help = "Example:\n  kolo-bench spawn --rounds 11")]
     Spawn(Options),
-    /// Which algorithm collectives choose over links for which size and layout, and what it is expected to cost. Starts nothing.
-    ///
-    /// Ranks that all run on one host share memory and use links only where they can't, or an algorithm is forced.
-    #[command(
-        after_help = "Examples:\n  kolo-bench plan --ranks 8,16 --hosts 2 --sizes 4,64K,32M\n  kolo-bench plan --ranks 65536 --hosts 8192 --sizes 1G --all --format json"
-    )]
-    Plan(plan::Options),
     /// All ranks get the sum of all ranks' values, beside Open MPI and Gloo.
     #[command(
-        after_help = "Examples:\n  kolo-bench all-reduce --ranks 2 --sizes 4,1KiB,64KiB,4MiB,32MiB --peers openmpi,gloo\n  kolo-bench all-reduce --ranks 2 --shared --sizes 4MiB,128MiB --ceilings\n  kolo-bench all-reduce --hosts 2 --mtu 9000 --lane quic --peers gloo --format json    (as root)"
+        after_help = "Examples:\n  kolo-bench all-reduce --ranks 2 --sizes 4,1KiB,64KiB,4MiB,32MiB --peers openmpi,gloo\n  kolo-bench all-reduce --ranks 2 --shared --sizes 4MiB,128MiB\n  kolo-bench all-reduce --hosts 2 --mtu 9000 --lane quic --peers gloo --format json    (as root)"
     )]
     AllReduce(collectives::Options),
     /// All ranks get all ranks' values, beside Open MPI and Gloo.
@@ -153,7 +145,7 @@ fn main() -> anyhow::Result<()> {
     }
     kolo_harness::run_if_member();
     let args = Args::parse();
-    if cfg!(debug_assertions) && !matches!(args.bench, Bench::Plan(_)) {
+    if cfg!(debug_assertions) {
         eprintln!(
             "warning: this is a debug build, whose figures say nothing about kolo; build with --release"
         );
@@ -166,7 +158,6 @@ fn main() -> anyhow::Result<()> {
         Bench::Commit(options) => (commit::run(&options)?, options.format),
         Bench::Elastic(options) => (elastic::run(&options)?, options.format),
         Bench::Recovery(options) => (recovery::run(&options)?, options.format),
-        Bench::Plan(options) => return plan::run(&options),
         Bench::AllReduce(options) => return collectives::run(Operation::AllReduce, &options),
         Bench::AllGather(options) => return collectives::run(Operation::AllGather, &options),
         Bench::Broadcast(options) => return collectives::run(Operation::Broadcast, &options),

@@ -1,6 +1,6 @@
 //! A group of ranks that is measured: its processes, and the connections to them.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Child;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::wire::{Answer, How, LinkCosts, MEASURE_LINKS, Run, parse_ready};
+use super::wire::{Answer, How, Run, parse_ready};
 use crate::stats::Times;
 
 /// How long a rank may take for its part in a series.
@@ -163,7 +163,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Waits until every rank says that it is ready. LinkCosts come in any order.
+    /// Waits until every rank says that it is ready. Links come in any order.
     pub(crate) fn ready(
         links: Vec<Link>,
         processes: Processes,
@@ -190,20 +190,6 @@ impl Group {
             variants,
             log,
         })
-    }
-
-    /// Has kolo's ranks measure their links. All find the same.
-    pub(crate) fn links(&mut self) -> anyhow::Result<LinkCosts> {
-        for link in &mut self.links {
-            writeln!(link.socket, "{MEASURE_LINKS}").context("a rank ended")?;
-        }
-        let lines: Vec<String> = self
-            .links
-            .iter_mut()
-            .map(Link::line)
-            .collect::<anyhow::Result<_>>()?;
-        let found = lines.first().context("a group has ranks")?;
-        Ok(serde_json::from_str(found)?)
     }
 
     /// Has all ranks do a series.

@@ -4,12 +4,10 @@
 //! one small protocol ([`wire`]), fill and check the same values ([`pattern`]), and stamp when each operation began and
 //! ended on the one clock that all processes of a machine share.
 
-mod ceilings;
 mod group;
 mod hosts;
 mod kolo_group;
 mod launch;
-mod links;
 mod pattern;
 mod peers;
 mod rank;
@@ -108,9 +106,6 @@ pub(crate) struct Options {
     /// About how long one contestant's operations of one size take in one round, in seconds.
     #[arg(long, default_value_t = 0.2, value_parser = seconds)]
     seconds: f64,
-    /// Also what memory and sockets of this machine can do, and what kolo's links take, for `kolo-bench plan`.
-    #[arg(long)]
-    ceilings: bool,
     /// How to print. JSON says behind each figure what it is of: `ranks, hosts, mtu, buffers, cores, lanes, algorithm`.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -183,8 +178,7 @@ impl Options {
             "--peers has none and others; leave one of them out"
         );
         if let Some(algorithm) = self.algorithm {
-            let (kind, _) = crate::plan::operation(operation.name()).map_err(anyhow::Error::msg)?;
-            let able = Algorithm::able(kind);
+            let able = Algorithm::able(operation.kind());
             let names: Vec<&str> = able.iter().map(|algorithm| algorithm.name()).collect();
             anyhow::ensure!(
                 able.contains(&algorithm),
@@ -358,25 +352,12 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
             }
         }
     }
-    let mut ceilings = Vec::new();
-    if options.ceilings && failure.is_none() {
-        progress.say(format_args!("measuring kolo's links"));
-        let links = contestants.first_mut().map(|kolo| kolo.group.links());
-        ceilings.extend(links.transpose()?.map_or_else(Vec::new, ceilings::of_links));
-    }
     // A contestant that still waits for its turn may take memory bandwidth, but nothing else.
     drop(contestants);
-    if options.ceilings && failure.is_none() {
-        progress.say(format_args!("measuring memory and sockets"));
-        ceilings.extend(ceilings::measure()?);
-    }
     drop(progress);
     if options.format == Format::Json {
         let lines = summary::figures(operation, options.setting(), &rows);
-        report::show(|out| {
-            report::json(out, &lines)?;
-            report::json(out, &ceilings)
-        })?;
+        report::show(|out| report::json(out, &lines))?;
         return failure.map_or(Ok(()), Err);
     }
     report::show(|out| {
@@ -387,12 +368,7 @@ pub(crate) fn run(operation: Operation, options: &Options) -> anyhow::Result<()>
             out,
             "{cores} cores, load {load_before} before and {load_after} after"
         )?;
-        summary::table(out, &rows)?;
-        if ceilings.is_empty() {
-            return Ok(());
-        }
-        writeln!(out)?;
-        report::table(out, &ceilings)
+        summary::table(out, &rows)
     })?;
     failure.map_or(Ok(()), Err)
 }

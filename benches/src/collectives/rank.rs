@@ -25,9 +25,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::launch::enter_host;
-use super::links;
 use super::pattern::Part;
-use super::wire::{Answer, How, Lane as Way, MEASURE_LINKS, Operation, Run};
+use super::wire::{Answer, How, Lane as Way, Operation, Run};
 use crate::raw::child::parent;
 
 /// Role of a rank.
@@ -120,11 +119,6 @@ fn serve(bench: &UnixStream) -> anyhow::Result<()> {
     let mut work = Work { comm, setup };
     writeln!(out, "ready {} 1", work.setup.rank)?;
     while let Some(line) = next()? {
-        if line == MEASURE_LINKS {
-            let found = links::measure(&work.comm)?;
-            writeln!(out, "{}", serde_json::to_string(&found)?)?;
-            continue;
-        }
         work.series(&line.parse()?)?.send(&mut out)?;
     }
     drop(work);

@@ -26,7 +26,7 @@ fn options_are_read() {
         [1 << 10, 64 << 10]
     );
     assert_eq!(options.peers, [Peer::Openmpi, Peer::Gloo]);
-    assert!(!options.shared && !options.ceilings);
+    assert!(!options.shared);
     options.check(Operation::Barrier).unwrap();
 
     let line = "--ranks 5 --hosts 2 --mtu 9000 --sizes 4,1KiB,4MiB --peers gloo --lane quic --own --format json";

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use kolo::collectives::Algorithm;
 use kolo::collectives::lane::LaneChoice;
+use kolo::collectives::operation::OperationKind;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one value.
@@ -45,6 +46,22 @@ impl Operation {
             Self::AllToAll => "all-to-all",
             Self::SendReceive => "send-receive",
             Self::Barrier => "barrier",
+        }
+    }
+
+    /// The operation of kolo's collectives.
+    pub(crate) fn kind(self) -> OperationKind {
+        match self {
+            Self::AllReduce => OperationKind::AllReduce,
+            Self::AllGather => OperationKind::AllGather,
+            Self::Broadcast => OperationKind::Broadcast,
+            Self::Reduce => OperationKind::Reduce,
+            Self::Gather => OperationKind::Gather,
+            Self::Scatter => OperationKind::Scatter,
+            Self::ReduceScatter => OperationKind::ReduceScatter,
+            Self::AllToAll => OperationKind::AllToAll,
+            Self::SendReceive => OperationKind::SendReceive,
+            Self::Barrier => OperationKind::Barrier,
         }
     }
 
@@ -123,29 +140,6 @@ impl Lane {
             Self::Auto | Self::Shm | Self::Unix | Self::Tls => LaneChoice::Tls,
         }
     }
-}
-
-/// What kolo's ranks are asked for in place of a [`Run`]: a [`LinkCosts`].
-pub(crate) const MEASURE_LINKS: &str = "links";
-
-/// The measured cost of links.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LinkCosts {
-    /// LinkCosts inside a host, if one has two ranks.
-    pub(crate) inside: Option<LinkClass>,
-    /// LinkCosts between hosts, if there are two.
-    pub(crate) across: Option<LinkClass>,
-}
-
-/// LinkCosts of a kind, as `kolo-bench plan` takes them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LinkClass {
-    /// Until the first byte of a message is there, in microseconds.
-    pub(crate) latency: f64,
-    /// That a rank is busy with each message, in microseconds.
-    pub(crate) busy: f64,
-    /// GB/s.
-    pub(crate) rate: f64,
 }
 
 /// A series of operations that all ranks of a group do.
