@@ -8,10 +8,12 @@ mod wire;
 use std::fmt;
 use std::time::Duration;
 
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::{CallId, Generation, Rank};
 
 pub(crate) use self::wire::cut;
 use crate::error::CollectiveError;
+use crate::header::Header;
+use crate::operation::Tag;
 use crate::stall::Missing;
 
 /// Why a rank gave up.
@@ -34,8 +36,6 @@ pub enum Cause {
         rank: Rank,
         /// Why.
         reason: String,
-        /// It is not its link that broke: it is gone, and nothing that needs it can work any more.
-        for_good: bool,
     },
     /// A rank failed.
     Failed {
@@ -92,11 +92,7 @@ impl Cause {
     #[must_use]
     pub fn of(error: &CollectiveError, me: Rank) -> Self {
         match error.clone() {
-            CollectiveError::PeerLost { rank, reason } => Self::Lost {
-                rank,
-                reason,
-                for_good: false,
-            },
+            CollectiveError::PeerLost { rank, reason } => Self::Lost { rank, reason },
             CollectiveError::PeerFailed { rank, reason, .. } => Self::Failed { rank, reason },
             CollectiveError::PeerLeft { rank, reason } => Self::Left { rank, reason },
             CollectiveError::Deadline {
@@ -171,7 +167,7 @@ impl Cause {
                 late,
                 doing: Vec::new(),
             },
-            Self::Lost { rank, reason, .. } => CollectiveError::PeerLost { rank, reason },
+            Self::Lost { rank, reason } => CollectiveError::PeerLost { rank, reason },
             Self::Failed { rank, reason } => CollectiveError::PeerFailed { rank, call, reason },
             Self::Left { rank, reason } => CollectiveError::PeerLeft { rank, reason },
             Self::Deadline {
@@ -200,7 +196,29 @@ impl Cause {
         }
     }
 
-    /// Whether who says it has given up.
+    /// The frame that says it of an operation.
+    pub(crate) fn notice(&self, generation: Generation, tag: Tag) -> Vec<u8> {
+        let text = self.encode();
+        let header = Header::AbortOperation {
+            generation,
+            tag,
+            length: text.len() as u32,
+        };
+        header.with(&text)
+    }
+
+    /// The frame that says that a rank takes part in no more operations of a call because of it.
+    pub(crate) fn call_notice(&self, generation: Generation, call: u64) -> Vec<u8> {
+        let text = self.encode();
+        let header = Header::AbortCall {
+            generation,
+            call,
+            length: text.len() as u32,
+        };
+        header.with(&text)
+    }
+
+    /// Whether a rank that says it has given up.
     pub(crate) fn ends_operation(&self) -> bool {
         !matches!(self, Self::Stalled { .. } | Self::Missed { .. })
     }

@@ -4,17 +4,16 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kolo_transport::ids::{CallId, Generation, JobId, Rank};
+use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::GenerationTable;
-use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
-use crate::group::Family;
+use crate::group_core::GroupCore;
 use crate::group_id::GroupId;
-use crate::inner::Inner;
-use crate::lane::{Connector, Lane, LaneError, LinkHello};
+use crate::lane::{Lane, LaneError, LinkHello};
 use crate::operation::Tag;
 use crate::options::Options;
+use crate::rank_shared::RankShared;
 use crate::record::{Counters, Record};
 use crate::schedule::{Layout, Tuning};
 use crate::stall::StallReport;
@@ -51,14 +50,14 @@ use crate::stall::StallReport;
 /// for more than 0.1 s: then what has come already is held, 32 MiB at most, or 512 KiB for each link.
 #[derive(Clone)]
 pub struct Communicator {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<GroupCore>,
     pub(crate) options: Options,
 }
 
 /// Where lanes that peers made are handed in. Does not keep the communicator alive.
 #[derive(Clone)]
 pub struct Acceptor {
-    family: Weak<Family>,
+    rank_shared: Weak<RankShared>,
 }
 
 impl Acceptor {
@@ -86,23 +85,25 @@ impl Acceptor {
         rank: Rank,
         lane: Box<dyn Lane>,
     ) -> Result<(), LaneError> {
-        self.family()?.accept(group, rank, lane)
+        self.rank_shared()?.accept(group, rank, lane)
     }
 
     /// Says that `rank`, which is lower than this one, asks for the link to it in the group, which is this rank's to make: see
-    /// [`Connector::request`]. In a group that this rank has not made the link is made, too, so that the other one hears that.
+    /// [`Connector::request`](crate::Connector::request). In a group that this rank has not made the link is made, too, so that the other one hears that.
     ///
     /// # Errors
     ///
     /// As [`Acceptor::accept`], and [`LaneError::Refused`] if the rank is not lower, or too many of its links wait for groups already.
     pub fn requested(&self, group: GroupId, rank: Rank) -> Result<(), LaneError> {
-        self.family()?.requested(group, rank)
+        self.rank_shared()?.requested(group, rank)
     }
 
-    fn family(&self) -> Result<Arc<Family>, LaneError> {
-        self.family.upgrade().ok_or_else(|| LaneError::Unreachable {
-            reason: "this rank's communicator is gone".to_owned(),
-        })
+    fn rank_shared(&self) -> Result<Arc<RankShared>, LaneError> {
+        self.rank_shared
+            .upgrade()
+            .ok_or_else(|| LaneError::Unreachable {
+                reason: "this rank's communicator is gone".to_owned(),
+            })
     }
 }
 
@@ -124,43 +125,8 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// Most ranks of a world. Each takes about 1 KB of memory on every rank.
-const MOST_RANKS: u32 = 1 << 20;
-
 impl Communicator {
-    /// A communicator for `rank` of `world_size` ranks. Makes no link yet: that happens at first use, through
-    /// `connector` (to lower ranks) and [`Communicator::acceptor`] (from higher ones).
-    ///
-    /// `handle` is a runtime with I/O and time enabled, driven by threads that no operation blocks. It runs
-    /// the connector's futures and finishes what a failed operation leaves to be sent.
-    ///
-    /// # Errors
-    ///
-    /// [`CollectiveError::Invalid`] if the rank is not in `0..world_size`, or there are more than 1,048,576 of them.
-    pub fn new(
-        rank: Rank,
-        world_size: u32,
-        generation: Generation,
-        job: JobId,
-        connector: Arc<dyn Connector>,
-        handle: Handle,
-    ) -> Result<Self, CollectiveError> {
-        let invalid = |reason| Err(CollectiveError::Invalid { reason });
-        if world_size > MOST_RANKS {
-            return invalid(format!(
-                "a world of {world_size} ranks: there can be {MOST_RANKS} at most"
-            ));
-        }
-        if rank.0 >= world_size {
-            return invalid(format!(
-                "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
-            ));
-        }
-        let family = Family::new((rank.0, world_size), generation, job, connector, handle);
-        Ok(Self::of(Inner::root(family)))
-    }
-
-    pub(crate) fn of(inner: Arc<Inner>) -> Self {
+    pub(crate) fn of(inner: Arc<GroupCore>) -> Self {
         Self {
             inner,
             options: Options::default(),
@@ -198,16 +164,16 @@ impl Communicator {
 
     /// What this rank says on a new link.
     pub fn hello(&self) -> LinkHello {
-        let rank = Rank(self.inner.family.me);
+        let rank = Rank(self.inner.rank_shared.me);
         LinkHello::new(self.inner.job, self.inner.generation, rank)
-            .of_world(self.inner.family.world)
+            .of_world(self.inner.rank_shared.world)
             .of_group(self.inner.id)
     }
 
     /// Where lanes that higher ranks made are handed in, of this group and all others of this rank.
     pub fn acceptor(&self) -> Acceptor {
         Acceptor {
-            family: Arc::downgrade(&self.inner.family),
+            rank_shared: Arc::downgrade(&self.inner.rank_shared),
         }
     }
 
@@ -247,7 +213,7 @@ impl Communicator {
 
     /// Which algorithm is used when.
     pub fn tuning(&self) -> Tuning {
-        self.inner.signals.lock().tuning
+        self.inner.signals.lock().choice.tuning
     }
 
     /// Sets [`Communicator::tuning`] for operations that begin from now on, named ones and sends included, on all clones. It must be the same
@@ -260,7 +226,7 @@ impl Communicator {
 
     /// Which ranks share a host: all, if nothing else was set.
     pub fn layout(&self) -> Arc<Layout> {
-        Arc::clone(&self.inner.signals.lock().layout)
+        Arc::clone(&self.inner.signals.lock().choice.layout)
     }
 
     /// Sets [`Communicator::layout`] for operations that begin from now on, on all clones. It must be the same
@@ -365,7 +331,7 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn begin_call(&self, call: CallId) {
-        self.inner.family.begin_call(call);
+        self.inner.rank_shared.begin_call(call);
     }
 
     /// This rank failed in the present call and takes part in no more operations of it: tells the peers, whose
@@ -377,13 +343,13 @@ impl Communicator {
     /// later when they do. Operations of the call that are still under way here fail with
     /// [`CollectiveError::Aborted`]. Returns without waiting. Does nothing if `call` is not the present call.
     pub fn abort_call(&self, call: CallId, reason: &str) {
-        self.inner.family.abort_call(call.0, reason);
+        self.inner.rank_shared.abort_call(call.0, reason);
     }
 
     /// The control plane says that a rank (one of all) is lost: operations under way and to come fail at once with
     /// [`CollectiveError::PeerLost`], in all groups that it is in.
     pub fn rank_lost(&self, rank: Rank, reason: impl Into<String>) {
-        self.inner.family.rank_lost(rank.0, &reason.into());
+        self.inner.rank_shared.rank_lost(rank.0, &reason.into());
     }
 
     /// Nothing is to work any more, in no group of this rank: its job ends, say. Operations under way and to come, with names or
@@ -400,7 +366,7 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn revoke(&self, reason: &str) {
-        self.inner.family.revoke(reason);
+        self.inner.rank_shared.revoke(reason);
     }
 
     /// Whether it was [revoked](Self::revoke).
@@ -413,7 +379,7 @@ impl Communicator {
     /// [`culprit_rank`](CollectiveError::culprit_rank) says whether a failed call is an echo.
     pub fn last_failure(&self) -> Option<CollectiveError> {
         let call = self.inner.signals.lock().call;
-        self.inner.family.last_failure(call)
+        self.inner.rank_shared.last_failure(call)
     }
 
     /// The last 4096 operations of this rank, in all its groups, oldest first: what was asked, when, how it was done and
@@ -429,7 +395,7 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn records(&self) -> Vec<Record> {
-        self.inner.family.recorder.records()
+        self.inner.rank_shared.recorder.records()
     }
 
     /// What this rank's operations came to, in all its groups: by operation, kind of lane, and peer.
@@ -446,19 +412,19 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn counters(&self) -> Counters {
-        self.inner.family.recorder.counters()
+        self.inner.rank_shared.recorder.counters()
     }
 
     /// An operation that has waited for so long (60 s at first) is reported once: as a warning in the log, in
     /// [`Communicator::stalls`], and to [`Communicator::on_stall`]. It goes on, until its [deadline](Self::timeout) if
     /// that is later. For operations that begin from now on, in all groups of this rank.
     pub fn set_stall_after(&self, after: Duration) {
-        self.inner.family.stalls.set_after(after);
+        self.inner.rank_shared.stalls.set_after(after);
     }
 
     /// The last reports of operations that waited for long, oldest first, of all groups of this rank.
     pub fn stalls(&self) -> Vec<StallReport> {
-        self.inner.family.stalls.reports()
+        self.inner.rank_shared.stalls.reports()
     }
 
     /// Calls this function with every report from now on, in place of another one. It is called by the thread that
@@ -477,7 +443,7 @@ impl Communicator {
     /// ```
     pub fn on_stall(&self, callback: impl Fn(&StallReport) + Send + Sync + 'static) {
         self.inner
-            .family
+            .rank_shared
             .stalls
             .set_callback(Some(Arc::new(callback)));
     }

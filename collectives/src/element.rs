@@ -4,8 +4,6 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-use crate::reduce;
-
 /// A type of elements, as the header of a frame names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -124,13 +122,11 @@ impl fmt::Display for DType {
 }
 
 mod sealed {
-    use super::DType;
-
     /// What the engine needs of a type.
     pub trait Sealed: Sized {
         fn bytes(values: &[Self]) -> &[u8];
         fn bytes_mut(values: &mut [Self]) -> Option<&mut [u8]>;
-        fn store(values: &mut [Self], from: Option<DType>, bytes: &[u8]);
+        fn take(values: &mut [Self], bytes: &[u8]);
     }
 }
 
@@ -158,7 +154,7 @@ pub trait Element:
     ///
     /// If there are not as many bytes as the elements have.
     fn take_bytes(values: &mut [Self], bytes: &[u8]) {
-        Self::store(values, None, bytes);
+        Self::take(values, bytes);
     }
 }
 
@@ -172,16 +168,6 @@ pub(crate) fn bytes_of_mut<T: Element>(values: &mut [T]) -> Option<&mut [u8]> {
     T::bytes_mut(values)
 }
 
-/// Copies bytes that came from a peer to elements, or converts them from another float type. Any bytes are good for
-/// any type: a `bool` is `true` unless its byte is 0.
-///
-/// # Panics
-///
-/// If there are not as many bytes as the elements have.
-pub(crate) fn store<T: Element>(values: &mut [T], from: Option<DType>, bytes: &[u8]) {
-    T::store(values, from, bytes);
-}
-
 macro_rules! element {
     ($($type:ty => $dtype:ident),* $(,)?) => {$(
         impl Sealed for $type {
@@ -193,12 +179,8 @@ macro_rules! element {
                 Some(bytemuck::cast_slice_mut(values))
             }
 
-            fn store(values: &mut [Self], from: Option<DType>, bytes: &[u8]) {
-                let values = bytemuck::cast_slice_mut(values);
-                match from {
-                    Some(from) => reduce::convert(DType::$dtype, values, from, bytes),
-                    None => crate::copy::slice(bytes, values),
-                }
+            fn take(values: &mut [Self], bytes: &[u8]) {
+                crate::copy::slice(bytes, bytemuck::cast_slice_mut(values));
             }
         }
 
@@ -222,7 +204,7 @@ impl Sealed for bool {
         None
     }
 
-    fn store(values: &mut [Self], _from: Option<DType>, bytes: &[u8]) {
+    fn take(values: &mut [Self], bytes: &[u8]) {
         // Not every byte is a `bool`: they are never cast, only compared.
         assert_eq!(values.len(), bytes.len(), "one byte for each bool");
         for (value, byte) in values.iter_mut().zip(bytes) {
@@ -276,13 +258,13 @@ mod tests {
     #[test]
     fn any_byte_from_a_peer_makes_a_bool() {
         let mut values = [false; 4];
-        store(&mut values, None, &[0, 1, 2, 255]);
+        bool::take_bytes(&mut values, &[0, 1, 2, 255]);
         assert_eq!(values, [false, true, true, true]);
         assert_eq!(bytes_of(&values), [0, 1, 1, 1]);
         let mut floats = [0_f32; 2];
-        store(&mut floats, None, &[0, 0, 128, 63, 255, 255, 255, 255]);
+        f32::take_bytes(&mut floats, &[0, 0, 128, 63, 255, 255, 255, 255]);
         assert!((floats[0] - 1.0).abs() < f32::EPSILON && floats[1].is_nan());
-        store(&mut floats, Some(DType::Bf16), &[128, 63, 255, 255]);
+        crate::reduce::store(&mut floats, Some(DType::Bf16), &[128, 63, 255, 255]);
         assert!((floats[0] - 1.0).abs() < f32::EPSILON && floats[1].is_nan());
     }
 }

@@ -277,6 +277,23 @@ impl Header {
         )
     }
 
+    /// The frame with this payload.
+    pub(crate) fn with(&self, payload: &[u8]) -> Vec<u8> {
+        [&self.encode(), payload].concat()
+    }
+
+    /// The frame that says what a rank does, to ranks that wait for it in an operation.
+    pub(crate) fn doing(generation: Generation, tag: Tag, rank: Rank, doing: &str) -> Vec<u8> {
+        let text = cut(doing);
+        let header = Self::Doing {
+            generation,
+            tag,
+            rank,
+            length: text.len() as u32,
+        };
+        header.with(text.as_bytes())
+    }
+
     /// The header as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {

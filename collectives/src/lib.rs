@@ -40,14 +40,21 @@
 //!
 //! # How it is made
 //!
-//! | module | what | I/O |
+//! An operation goes through three layers: what is asked, checked and agreed (`group_core`, with its `op_guard`), one schedule under way
+//! (`driver`), and one peer's lane (`link`). A module uses only those above it in this table.
+//!
+//! | module | content | I/O |
 //! |---|---|---|
-//! | [`schedule`] | which rank sends what to whom, step by step; what it costs; which algorithm is taken | none |
 //! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
-//! | [`header`], [`cause`] | the frames of the data plane | none |
-//! | [`lane`] | connected links: memory, Unix socket, QUIC, TLS over TCP | yes |
-//! | [`communicator`], [`group`] | operations of all ranks and of groups: run over lanes, with deadlines and failures; handles, names | through lanes |
+//! | [`schedule`] | which rank sends what to whom, step by step; what it costs; which algorithm is taken | none |
 //! | [`record`], [`stall`] | what was done, and what waits | none |
+//! | [`error`], [`header`], [`cause`], `verdict` | the frames of the data plane; why an operation ends, and because of whom | none |
+//! | `shm`, [`lane`] | shared memory; connected links: memory, Unix socket, QUIC, TLS over TCP | yes |
+//! | `link` | a lane with what is half read and half written on it | through lanes |
+//! | `rank_shared` | what the groups of a rank share, and what comes from outside an operation: links, losses, questions | through links |
+//! | `driver` | one operation under way, with its deadline and failures | through links |
+//! | `group_core` | one group: its links and buffers, and the turns of its operations | through links |
+//! | [`communicator`], `negotiation`, `ops` | the operations in all their forms: blocking, async, handles, names | through groups |
 // Three modules allow it to themselves: `reduce::dispatch` (instructions that not every processor has), `copy`, and `shm`.
 #![deny(unsafe_code)]
 
@@ -55,33 +62,29 @@ pub mod cause;
 pub mod communicator;
 pub mod element;
 pub mod error;
-pub mod group;
 pub mod header;
 pub mod lane;
 pub mod operation;
 pub mod record;
 pub mod reduce;
 pub mod schedule;
-pub mod shape;
 pub mod stall;
 
 mod blocking;
 mod copy;
-mod engine;
+mod driver;
+mod group_core;
 mod group_id;
 mod handle;
-mod inner;
 mod link;
-mod listen;
-mod local;
 mod negotiation;
 mod ops;
 mod options;
-mod run;
+mod rank_shared;
 mod scratch;
 mod shm;
-mod signals;
 mod verdict;
+mod world;
 
 pub use communicator::{Acceptor, Communicator};
 pub use element::{DType, Element};
@@ -89,13 +92,13 @@ pub use error::CollectiveError;
 pub use group_id::GroupId;
 pub use handle::{Failure, Handle};
 pub use lane::{Connector, Lane, LaneError, LinkHello};
-pub use local::local_group;
-pub use operation::{Factor, ReduceOp, Unsupported};
+pub use operation::{Factor, ReduceOp, Unsupported, shape};
 pub use ops::{Gathered, Start};
 pub use options::{Compression, Options};
 pub use schedule::{Algorithm, Layout, Tuning};
 pub use shm::arena::way_in_shared_memory;
 pub use shm::buffer::SharedBuffer;
+pub use world::local_group;
 
 // What the arguments are made of, so that nobody needs another crate for them.
 pub use half::{bf16, f16};

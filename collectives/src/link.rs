@@ -70,8 +70,28 @@ impl From<LaneError> for Stop {
     }
 }
 
-// None of them says anything about another one.
-#[allow(clippy::struct_excessive_bools)]
+/// What became of a link in the present operation.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Present {
+    /// Data of the operation went over it, in either direction.
+    pub(crate) used: bool,
+    /// The operation has begun to make it, or has asked the peer for another one.
+    pub(crate) begun: bool,
+    /// The operation has found it broken before, and waits for a new one or has it.
+    pub(crate) relinked: bool,
+}
+
+/// What the peer has said, each in which operation last.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Said {
+    /// Its deadline has passed.
+    pub(crate) stalled_in: Option<Tag>,
+    /// It has no more data.
+    pub(crate) joined_in: Option<Tag>,
+    /// What it asks for: it has begun that.
+    pub(crate) came: Option<(Tag, Operation)>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     lane: Option<Box<dyn Lane>>,
@@ -89,18 +109,8 @@ pub(crate) struct Link {
     backlog: Backlog,
     /// Nothing can be written any more. What the peer said before may still be read.
     pub(crate) write_error: Option<String>,
-    /// Data of the present operation went over it, in either direction.
-    pub(crate) used: bool,
-    /// The present operation has begun to make it.
-    pub(crate) begun: bool,
-    /// The present operation has found it broken before, and waits for a new one or has it.
-    pub(crate) relinked: bool,
-    /// The operation in which the peer said last that its deadline has passed.
-    pub(crate) stalled_in: Option<Tag>,
-    /// The operation in which the peer said last that it has no more data.
-    pub(crate) joined_in: Option<Tag>,
-    /// The last operation that the peer is known to have begun.
-    pub(crate) came: Option<(Tag, Operation)>,
+    pub(crate) present: Present,
+    pub(crate) said: Said,
     /// Bytes that went out and came in, and how many of them are counted already.
     moved: Moved,
     counted: Moved,
@@ -144,7 +154,10 @@ impl Link {
         };
         *self = Self {
             stage: std::mem::take(&mut self.stage),
-            relinked: self.relinked,
+            present: Present {
+                relinked: self.present.relinked,
+                ..Present::default()
+            },
             moved,
             counted: self.counted,
             ..new
@@ -321,7 +334,7 @@ impl Link {
             };
             outgoing.sent += written;
             self.moved.sent += written as u64;
-            self.used = true;
+            self.present.used = true;
         }
         ready!(lane.poll_flush(cx))?;
         self.outgoing = None;
@@ -343,6 +356,22 @@ impl Link {
         self.buffer.skip(HEADER);
         self.moved.received += HEADER as u64;
         Poll::Ready(Ok(header))
+    }
+
+    /// The header of the frame that waits, if one is there. It stays.
+    pub(crate) fn poll_held(&mut self, cx: &mut Context<'_>) -> Option<Header> {
+        match self.inbound {
+            Some(Inbound::Held(header)) => Some(header),
+            Some(Inbound::Header) => {
+                // The next operation sees the end, too, and what is no header.
+                let Poll::Ready(Ok(header)) = self.poll_header(cx) else {
+                    return None;
+                };
+                self.inbound = Some(Inbound::Held(header));
+                Some(header)
+            }
+            _ => None,
+        }
     }
 
     /// Reads some payload into `into`, which is not empty.
@@ -374,36 +403,23 @@ impl Link {
         Poll::Ready(Ok(count))
     }
 
-    /// The next notice in or behind a frame that waits until somebody wants it, if one can be read now without holding more than
-    /// `most` bytes. It will be read again when its turn comes.
-    pub(crate) fn poll_notice(
+    /// The next frame that was not shown before, from the one on that waits until somebody wants it, if it can be read now without
+    /// holding more than `most` bytes; with its text if it is a notice. It will be read again when its turn comes.
+    pub(crate) fn poll_ahead(
         &mut self,
         cx: &mut Context<'_>,
         most: usize,
-    ) -> Option<(Header, Vec<u8>)> {
+    ) -> Option<(Header, Option<Vec<u8>>)> {
         let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, self.inbound.as_ref())
         else {
             return None;
         };
-        self.buffer.poll_notice(lane.as_mut(), cx, *held, most)
+        self.buffer.poll_ahead(lane.as_mut(), cx, *held, most)
     }
 
-    /// Notices that were [found](Link::poll_notice) before are found again: another operation may have more use for them.
-    pub(crate) fn search_again(&mut self) {
-        self.buffer.search_again();
-    }
-
-    /// Shows frames that wait until somebody wants them, the first one first, with those texts that are there; as far as they
-    /// can be read now without holding more than `most` bytes.
-    pub(crate) fn poll_frames(
-        &mut self,
-        cx: &mut Context<'_>,
-        most: usize,
-        see: impl FnMut(Header, Option<&[u8]>),
-    ) {
-        if let (Some(lane), Some(Inbound::Held(held))) = (&mut self.lane, self.inbound.as_ref()) {
-            self.buffer.poll_frames(lane.as_mut(), cx, *held, most, see);
-        }
+    /// Frames that were [shown](Link::poll_ahead) before are shown again: another operation may have more use for them.
+    pub(crate) fn look_again(&mut self) {
+        self.buffer.look_again();
     }
 
     /// Reads up to `most` bytes and drops them. Returns how many.
@@ -447,7 +463,7 @@ mod tests {
         };
         link.inbound = Some(Inbound::Held(held));
         // It is looked behind what nobody wants, and there is the end.
-        link.poll_frames(&mut cx, 1 << 10, |_, _| ());
+        while link.poll_ahead(&mut cx, 1 << 10).is_some() {}
         assert!(link.has_ended() && link.is_up() && !link.is_over());
         let near = link
             .lane

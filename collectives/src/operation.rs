@@ -3,14 +3,16 @@
 use std::fmt;
 
 use crate::element::DType;
-use crate::schedule::Algorithm;
-use crate::shape::{self, Mark};
 
+mod algorithm;
 mod kind;
 mod operator;
+pub mod shape;
 
+pub use algorithm::{Algorithm, UnknownAlgorithm};
 pub use kind::OperationKind;
 pub use operator::{Factor, ReduceOp, Unsupported};
+use shape::Mark;
 
 /// What one rank asks of all: the same on every rank, or the operation is a mismatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -272,7 +274,7 @@ impl fmt::Display for Operation {
         if self.kind == OperationKind::AllGatherCounts && self.count != 1 {
             write!(f, " in {} buffers", self.count)?;
         }
-        // Between which ranks the pair knows: `Inner::outward`.
+        // Between which ranks the pair knows: `GroupCore::outward`.
         let is_pair = self.kind == OperationKind::SendReceive;
         match (self.kind, self.rows) {
             (OperationKind::SendReceive, _) | (_, 0) => {}
@@ -314,6 +316,15 @@ impl fmt::Display for Operation {
             write!(f, ", sent as {wire}")?;
         }
         shape::write(self.shape, f)
+    }
+}
+
+/// Bytes of an element of the working buffer; a barrier has none to speak of.
+pub(crate) fn element_size(operation: &Operation) -> usize {
+    match operation.kind {
+        // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
+        OperationKind::AllGatherCounts => size_of::<u64>(),
+        _ => operation.wire_type().map_or(1, DType::size),
     }
 }
 

@@ -302,27 +302,6 @@ fn a_stall_tells_of_other_groups() {
     assert!(text.contains("for rank 2: "), "{text}");
 }
 
-/// Both wait for the other, and for different things: they find out long before the deadline.
-#[test]
-fn ranks_that_wait_for_different_things_find_out_soon() {
-    let group = Group::new(Kind::Unix, 2);
-    let begun = std::time::Instant::now();
-    let results = group.run(|comm| {
-        let other = Rank(1 - comm.rank().0);
-        comm.broadcast(&mut [0_u8; 3], other)
-    });
-    assert!(begun.elapsed() < Duration::from_secs(10));
-    for result in results {
-        let error = result.unwrap_err();
-        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
-        let text = error.to_string();
-        assert!(
-            text.contains("from root 0") && text.contains("from root 1"),
-            "{text}"
-        );
-    }
-}
-
 #[test]
 fn a_trace_has_all_ranks_on_one_clock() {
     // The ranks' clocks begin at times that differ by far more than the test allows.

@@ -37,11 +37,7 @@ impl Cause {
         };
         match self {
             Self::Stalled { asked } => put(0, 0, &[], &[asked]),
-            Self::Lost {
-                rank,
-                reason,
-                for_good,
-            } => put(1, u64::from(*for_good), &[*rank], &[reason]),
+            Self::Lost { rank, reason } => put(1, 0, &[*rank], &[reason]),
             Self::Failed { rank, reason } => put(2, 0, &[*rank], &[reason]),
             Self::Left { rank, reason } => put(3, 0, &[*rank], &[reason]),
             Self::Deadline {
@@ -95,7 +91,6 @@ impl Cause {
             1 => Self::Lost {
                 rank: rank()?,
                 reason: text()?,
-                for_good: micros == 1,
             },
             2 => Self::Failed {
                 rank: rank()?,
@@ -175,11 +170,7 @@ mod tests {
         let doing = || prop::collection::vec(missing(), 0..=DOING);
         prop_oneof![
             ".{0,300}".prop_map(|asked| Cause::Stalled { asked }),
-            (named(), any::<bool>()).prop_map(|((rank, reason), for_good)| Cause::Lost {
-                rank,
-                reason,
-                for_good
-            }),
+            named().prop_map(|(rank, reason)| Cause::Lost { rank, reason }),
             late().prop_map(|late| Cause::Missed { late }),
             named().prop_map(|(rank, reason)| Cause::Failed { rank, reason }),
             named().prop_map(|(rank, reason)| Cause::Left { rank, reason }),

@@ -147,7 +147,6 @@ mod tests {
 
     use super::*;
     use crate::cause::Cause;
-    use crate::engine::{call_notice, notice};
     use crate::header::{Data, Share};
     use crate::operation::Operation;
 
@@ -158,7 +157,7 @@ mod tests {
             rank: Rank(0),
             reason: "x".repeat(1000),
         };
-        notice(GENERATION, Tag::new(1, operation), &cause)
+        cause.notice(GENERATION, Tag::new(1, operation))
     }
 
     fn doing(operation: u64) -> Vec<u8> {
@@ -271,8 +270,8 @@ mod tests {
             reason: "it failed".to_owned(),
         };
         let mut backlog = Backlog::default();
-        backlog.put(&call_notice(GENERATION, 0, &cause));
-        backlog.put(&call_notice(GENERATION, 1, &cause));
+        backlog.put(&cause.call_notice(GENERATION, 0));
+        backlog.put(&cause.call_notice(GENERATION, 1));
         for _ in 0..1000 {
             backlog.put(&doing(0));
         }

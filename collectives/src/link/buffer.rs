@@ -18,9 +18,9 @@ pub(super) struct ReadBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
-    /// So many of them were looked through for notices, or, of payload that was not there yet, will have been.
+    /// So many of them were looked through, or, of payload that was not there yet, will have been.
     seen: usize,
-    /// The notice whose payload they begin with was found.
+    /// The frame whose payload they begin with was shown.
     held_seen: bool,
     /// How the lane has ended behind them. It may say it once.
     ended: Option<Stop>,
@@ -52,8 +52,8 @@ impl ReadBuffer {
         count
     }
 
-    /// What was looked through for notices is looked through again.
-    pub(super) fn search_again(&mut self) {
+    /// What was looked through is looked through again.
+    pub(super) fn look_again(&mut self) {
         (self.seen, self.held_seen) = (0, false);
     }
 
@@ -98,21 +98,22 @@ impl ReadBuffer {
         Poll::Ready(Ok(self.take(into)))
     }
 
-    /// The next notice that was not returned before, with its text. `held` is the header of the first frame, whose payload comes
-    /// first. Nothing is taken away. `most` is how many bytes may be held.
-    pub(super) fn poll_notice(
+    /// The next frame that was not shown before, with its text if it is a notice. `held` is the header of the first frame, whose
+    /// payload comes first. Nothing is taken away. `most` is how many bytes may be held.
+    pub(super) fn poll_ahead(
         &mut self,
         lane: &mut dyn Lane,
         cx: &mut Context<'_>,
         held: Header,
         most: usize,
-    ) -> Option<(Header, Vec<u8>)> {
-        if !self.held_seen && held.is_notice() {
-            while self.held().len() < held.length() {
-                self.poll_ahead(lane, cx, most).then_some(())?;
+    ) -> Option<(Header, Option<Vec<u8>>)> {
+        if !self.held_seen {
+            while held.is_notice() && self.held().len() < held.length() {
+                self.poll_more(lane, cx, most).then_some(())?;
             }
             self.held_seen = true;
-            return Some((held, self.held()[..held.length()].to_vec()));
+            let text = || self.held()[..held.length()].to_vec();
+            return Some((held, held.is_notice().then(text)));
         }
         self.seen = self.seen.max(held.length());
         loop {
@@ -120,39 +121,14 @@ impl ReadBuffer {
             if let Some((header, rest)) = rest.split_first_chunk::<HEADER>() {
                 // What is wrong with it is found when its turn comes.
                 let header = Header::parse(header).ok()?;
-                if !header.is_notice() {
+                let text = rest.get(..header.length()).map(<[u8]>::to_vec);
+                let text = text.filter(|_| header.is_notice());
+                if text.is_some() || !header.is_notice() {
                     self.seen += HEADER + header.length();
-                    continue;
-                }
-                if let Some(text) = rest.get(..header.length()) {
-                    let text = text.to_vec();
-                    self.seen += HEADER + text.len();
                     return Some((header, text));
                 }
             }
-            self.poll_ahead(lane, cx, most).then_some(())?;
-        }
-    }
-
-    /// Shows every frame whose header is there, with its payload if that is there, too.
-    pub(super) fn poll_frames(
-        &mut self,
-        lane: &mut dyn Lane,
-        cx: &mut Context<'_>,
-        held: Header,
-        most: usize,
-        mut see: impl FnMut(Header, Option<&[u8]>),
-    ) {
-        while self.poll_ahead(lane, cx, most) {}
-        let bytes = self.held();
-        see(held, bytes.get(..held.length()));
-        let mut rest = bytes.get(held.length()..).unwrap_or_default();
-        while let Some((header, behind)) = rest.split_first_chunk::<HEADER>() {
-            let Ok(header) = Header::parse(header) else {
-                return;
-            };
-            see(header, behind.get(..header.length()));
-            rest = behind.get(header.length()..).unwrap_or_default();
+            self.poll_more(lane, cx, most).then_some(())?;
         }
     }
 
@@ -162,7 +138,7 @@ impl ReadBuffer {
     }
 
     /// Reads more behind what is held, if there is anything to read and room for it.
-    fn poll_ahead(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>, most: usize) -> bool {
+    fn poll_more(&mut self, lane: &mut dyn Lane, cx: &mut Context<'_>, most: usize) -> bool {
         if self.start == 0 && self.end == self.bytes.len() {
             if self.end >= most {
                 return false;
@@ -194,9 +170,11 @@ fn poll_some(
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
     use std::task::Waker;
 
     use kolo_transport::ids::{Generation, Rank};
+    use proptest::prelude::*;
 
     use super::*;
     use crate::header::{Data, SEGMENT};
@@ -204,238 +182,169 @@ mod tests {
     use crate::operation::{Operation, Tag};
 
     const GENERATION: Generation = Generation(1);
-    const TAG: Tag = Tag::new(0, 4);
-
     const MOST: usize = 4 << 20;
 
-    fn header(length: usize) -> Header {
-        Header::Data(Data {
+    fn data(length: usize) -> Vec<u8> {
+        let header = Header::Data(Data {
             generation: GENERATION,
-            tag: TAG,
+            tag: Tag::new(0, 4),
             operation: Operation::BARRIER,
             step: 1,
             offset: 0,
             length: length as u32,
-        })
+        });
+        header.with(&(0..length).map(|at| at as u8).collect::<Vec<_>>())
     }
 
-    fn data(length: usize) -> Vec<u8> {
-        let mut frame = header(length).encode().to_vec();
-        frame.extend((0..length).map(|at| at as u8));
-        frame
+    fn notice(text: &str) -> Vec<u8> {
+        Header::doing(GENERATION, Tag::new(0, 4), Rank(2), text)
     }
 
-    fn notice(text: &[u8]) -> (Header, Vec<u8>) {
-        let header = Header::Doing {
-            generation: GENERATION,
-            tag: TAG,
-            rank: Rank(2),
-            length: text.len() as u32,
-        };
-        (header, [&header.encode(), text].concat())
+    fn send(far: &mut MemoryLane, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let mut cx = Context::from_waker(Waker::noop());
+        let sent = far.poll_write(&mut cx, &[IoSlice::new(bytes)]);
+        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
     }
 
-    /// Whatever the pieces in which it comes.
-    #[test]
-    fn notices_are_found_behind_other_frames_and_nothing_is_taken_away() {
-        for piece in [1, 7, HEADER, 5000, 1 << 20] {
+    /// What is done at the near end of the lane, and at the far one.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Send(usize),
+        /// Up to so many bytes; the next frame at least.
+        Read(usize),
+        Look,
+        LookAgain,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            (1..20_000_usize).prop_map(Step::Send),
+            (1..20_000_usize).prop_map(Step::Read),
+            Just(Step::Look),
+            Just(Step::LookAgain),
+        ];
+        prop::collection::vec(step, 0..60)
+    }
+
+    fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
+        let frame = prop_oneof![
+            (0..20_000_usize).prop_map(data),
+            "[a-z]{0,9}".prop_map(|text| notice(&text)),
+        ];
+        prop::collection::vec(frame, 1..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+
+        /// Whatever the pieces in which frames come and are read, and whenever somebody looks ahead: all frames are shown in order,
+        /// none twice before it is held or looked for again, notices with their texts; and nothing is taken away.
+        #[test]
+        fn frames_are_shown_in_order_and_read_as_they_were_sent(frames in frames(), steps in steps()) {
             let mut cx = Context::from_waker(Waker::noop());
-            let (mut near, mut far) = MemoryLane::pair(2 << 20);
-            let (first, second) = (notice(b"first"), notice(b""));
-            let all = [
-                &[9; 10_000][..],
-                &first.1,
-                &data(SEGMENT),
-                &data(0),
-                &second.1,
-                &data(3),
-            ]
-            .concat();
-            let (mut buffer, mut found) = (ReadBuffer::default(), Vec::new());
-            for bytes in all.chunks(piece) {
-                let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
-                assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
-                // A reader that is a frame behind takes some in between.
-                while let Some(notice) =
-                    buffer.poll_notice(&mut near, &mut cx, header(10_000), MOST)
-                {
-                    found.push(notice);
+            let (mut near, mut far) = MemoryLane::pair(8 << 20);
+            let sent = frames.concat();
+            let starts: Vec<usize> = frames.iter().scan(0, |at, frame| {
+                let start = *at;
+                *at += frame.len();
+                Some(start)
+            }).collect();
+            let (mut unsent, mut read) = (&sent[..], Vec::new());
+            let mut buffer = ReadBuffer::default();
+            // The frame that is held, whether it was shown, and which one behind it is shown next.
+            let (mut held, mut is_shown, mut next) = (None::<usize>, false, 0);
+            let header = |frame: usize| Header::parse(frames[frame].first_chunk().unwrap()).unwrap();
+            let end = [Step::Send(usize::MAX), Step::Look, Step::Read(usize::MAX)];
+            for step in steps.into_iter().chain(end) {
+                match (step, held) {
+                    (Step::Send(count), _) => {
+                        let (now, later) = unsent.split_at(count.min(unsent.len()));
+                        send(&mut far, now);
+                        unsent = later;
+                    }
+                    (Step::LookAgain, _) => {
+                        buffer.look_again();
+                        (is_shown, next) = (false, 0);
+                    }
+                    (Step::Look, None) => {}
+                    (Step::Look, Some(held)) => loop {
+                        let at = if is_shown { next.max(held + 1) } else { held };
+                        let found = buffer.poll_ahead(&mut near, &mut cx, header(held), MOST);
+                        let Some(shown) = found else {
+                            // It has not begun to come, or is a notice that is not complete.
+                            let came = sent.len() - unsent.len();
+                            let needed = |at: usize| match header(at) {
+                                notice if notice.is_notice() => starts[at] + frames[at].len(),
+                                _ => starts[at] + HEADER,
+                            };
+                            prop_assert!(at == frames.len() || came < needed(at));
+                            break;
+                        };
+                        let text = header(at).is_notice().then(|| frames[at][HEADER..].to_vec());
+                        prop_assert_eq!(shown, (header(at), text));
+                        if is_shown {
+                            next = at + 1;
+                        }
+                        is_shown = true;
+                    },
+                    (Step::Read(count), _) => {
+                        let until = sent.len().min(read.len().saturating_add(count));
+                        while read.len() < until {
+                            let of = starts.partition_point(|start| *start <= read.len()) - 1;
+                            if read.len() == starts[of] {
+                                while buffer.held().len() < HEADER
+                                    && buffer.poll_fill(&mut near, &mut cx).is_ready() {}
+                                if buffer.held().len() < HEADER {
+                                    break;
+                                }
+                                read.extend_from_slice(&buffer.held()[..HEADER]);
+                                buffer.skip(HEADER);
+                                (held, is_shown) = (Some(of), false);
+                                continue;
+                            }
+                            held = None;
+                            let end = starts.get(of + 1).copied().unwrap_or(sent.len());
+                            let mut piece = vec![0; end - read.len()];
+                            match buffer.poll_read(&mut near, &mut cx, &mut piece) {
+                                Poll::Ready(Ok(count)) => read.extend_from_slice(&piece[..count]),
+                                _ => break,
+                            }
+                        }
+                        prop_assert!(sent.starts_with(&read));
+                    }
                 }
             }
-            assert_eq!(found, [(first.0, b"first".to_vec()), (second.0, vec![])]);
-            let mut read = vec![0; all.len()];
-            let mut got = 0;
-            while got < all.len() {
-                let most = all.len().min(got + 4096);
-                match buffer.poll_read(&mut near, &mut cx, &mut read[got..most]) {
-                    Poll::Ready(Ok(count)) => got += count,
-                    _ => panic!("{piece}: it ends after {got}"),
-                }
-            }
-            assert!(read == all, "{piece}");
-            assert!(buffer.bytes.len() <= READ_AHEAD);
+            prop_assert_eq!(read.len(), sent.len());
+            prop_assert!(buffer.bytes.len() <= READ_AHEAD);
         }
     }
 
-    /// What stands before the frame that is held now is not looked through again, and what was found is found once.
     #[test]
-    fn frames_that_are_taken_do_not_disturb_the_search() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut near, mut far) = MemoryLane::pair(1 << 20);
-        let (first, second) = (notice(b"first"), notice(b"second"));
-        let all = [&data(100)[..], &first.1, &data(50), &second.1].concat();
-        let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(&all)]);
-        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == all.len()));
-        let mut buffer = ReadBuffer::default();
-        buffer.poll_fill(&mut near, &mut cx).is_ready();
-        buffer.skip(HEADER);
-        let found = buffer.poll_notice(&mut near, &mut cx, header(100), MOST);
-        assert_eq!(found, Some((first.0, b"first".to_vec())));
-        // The first frame, the notice, and the header of the next frame.
-        buffer.skip(100 + first.1.len() + HEADER);
-        let found = buffer.poll_notice(&mut near, &mut cx, header(50), MOST);
-        assert_eq!(found, Some((second.0, b"second".to_vec())));
-        assert_eq!(
-            buffer.poll_notice(&mut near, &mut cx, header(50), MOST),
-            None
-        );
-    }
-
-    #[test]
-    fn the_search_takes_no_more_memory_than_that() {
+    fn looking_ahead_takes_no_more_memory_than_that_and_sees_the_end() {
         let mut cx = Context::from_waker(Waker::noop());
         let (mut near, mut far) = MemoryLane::pair(1 << 20);
         let mut buffer = ReadBuffer::default();
-        let frame = data(SEGMENT);
-        let mut sent = 0;
+        let (frame, mut sent) = (data(SEGMENT), 0);
+        let mut look = |near: &mut MemoryLane, most| {
+            while buffer
+                .poll_ahead(near, &mut cx, Header::Welcome, most)
+                .is_some()
+            {}
+            (buffer.bytes.len(), buffer.has_ended())
+        };
         for _ in 0..4 * MOST / frame.len() {
-            let wrote = far.poll_write(&mut cx, &[std::io::IoSlice::new(&frame[sent..])]);
-            if let Poll::Ready(Ok(count)) = wrote {
+            let mut cx = Context::from_waker(Waker::noop());
+            if let Poll::Ready(Ok(count)) = far.poll_write(&mut cx, &[IoSlice::new(&frame[sent..])])
+            {
                 sent = (sent + count) % frame.len();
             }
-            assert_eq!(
-                buffer.poll_notice(&mut near, &mut cx, header(0), MOST),
-                None
-            );
+            look(&mut near, MOST);
         }
-        assert_eq!(buffer.bytes.len(), MOST);
-    }
-
-    /// The payload that the search has jumped over is read straight to its place, and the search goes on where it ends.
-    #[test]
-    fn payload_that_comes_after_the_search_does_not_lead_it_astray() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut near, mut far) = MemoryLane::pair(2 << 20);
-        let mut send = |bytes: &[u8]| {
-            let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
-            assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
-        };
-        let mut cx = Context::from_waker(Waker::noop());
-        let first = data(SEGMENT);
-        let mut buffer = ReadBuffer::default();
-        // The header was taken, and half of the payload is there.
-        send(&first[HEADER..SEGMENT / 2]);
-        let held = header(SEGMENT);
-        assert_eq!(
-            buffer.poll_notice(&mut near, &mut cx, held, READ_AHEAD),
-            None
-        );
-        let notice = notice(b"after it");
-        send(&first[SEGMENT / 2..]);
-        send(&data(7));
-        send(&notice.1);
-        let mut payload = vec![0; SEGMENT];
-        let mut got = 0;
-        while got < SEGMENT {
-            match buffer.poll_read(&mut near, &mut cx, &mut payload[got..]) {
-                Poll::Ready(Ok(count)) => got += count,
-                _ => panic!("it is there"),
-            }
-        }
-        assert!(payload == first[HEADER..]);
-        // The next header is taken.
-        while buffer.held().len() < HEADER {
-            assert!(buffer.poll_fill(&mut near, &mut cx).is_ready());
-        }
-        buffer.skip(HEADER);
-        let found = buffer.poll_notice(&mut near, &mut cx, header(7), MOST);
-        assert_eq!(found, Some((notice.0, b"after it".to_vec())));
-    }
-
-    #[test]
-    fn a_notice_that_is_held_itself_is_found_once() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut near, mut far) = MemoryLane::pair(1 << 20);
-        let (first, second) = (notice(b"first"), notice(b"second"));
-        let mut buffer = ReadBuffer::default();
-        let mut find = |bytes: &[u8]| {
-            if !bytes.is_empty() {
-                let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(bytes)]);
-                assert!(matches!(sent, Poll::Ready(Ok(count)) if count == bytes.len()));
-            }
-            buffer.poll_notice(&mut near, &mut cx, first.0, MOST)
-        };
-        assert_eq!(find(b"fir"), None);
-        assert_eq!(find(b"st"), Some((first.0, b"first".to_vec())));
-        assert_eq!(find(b""), None);
-        assert_eq!(find(&second.1), Some((second.0, b"second".to_vec())));
-
-        // One without a text, as no rank of ours sends.
-        let (mut near, _far) = MemoryLane::pair(1 << 20);
-        let mut buffer = ReadBuffer::default();
-        let empty = self::notice(b"").0;
-        let mut find = || buffer.poll_notice(&mut near, &mut cx, empty, MOST);
-        assert_eq!(find(), Some((empty, Vec::new())));
-        assert_eq!(find(), None);
-    }
-
-    #[test]
-    fn what_was_found_is_found_again_if_it_is_asked_for() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut near, mut far) = MemoryLane::pair(1 << 20);
-        let (first, second) = (notice(b"first"), notice(b"second"));
-        let all = [&first.1[HEADER..], &data(9), &second.1].concat();
-        let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(&all)]);
-        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == all.len()));
-        let mut buffer = ReadBuffer::default();
-        for _ in 0..2 {
-            let mut find = || buffer.poll_notice(&mut near, &mut cx, first.0, MOST);
-            assert_eq!(find(), Some((first.0, b"first".to_vec())));
-            assert_eq!(find(), Some((second.0, b"second".to_vec())));
-            assert_eq!(find(), None);
-            buffer.search_again();
-        }
-    }
-
-    #[test]
-    fn frames_are_shown_in_order_with_the_texts_that_are_there() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (mut near, mut far) = MemoryLane::pair(1 << 20);
-        let notice = notice(b"text");
-        let all = [
-            &data(3)[HEADER..],
-            &notice.1,
-            &data(5),
-            &data(9)[..HEADER + 4],
-        ]
-        .concat();
-        let sent = far.poll_write(&mut cx, &[std::io::IoSlice::new(&all)]);
-        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == all.len()));
+        assert_eq!(look(&mut near, MOST), (MOST, false));
         drop(far);
-        let mut buffer = ReadBuffer::default();
-        for _ in 0..2 {
-            let mut shown = Vec::new();
-            buffer.poll_frames(&mut near, &mut cx, header(3), MOST, |header, text| {
-                shown.push((header, text.map(<[u8]>::len)));
-            });
-            let expected = [
-                (header(3), Some(3)),
-                (notice.0, Some(4)),
-                (header(5), Some(5)),
-                (header(9), None),
-            ];
-            assert_eq!(shown, expected);
-            assert!(buffer.has_ended());
-        }
+        assert_eq!(look(&mut near, 8 * MOST), (2 * MOST, true));
     }
 }

@@ -123,6 +123,5 @@ pub(super) fn lost(member: u32, reason: String) -> Cause {
     Cause::Lost {
         rank: Rank(member),
         reason,
-        for_good: false,
     }
 }

@@ -8,10 +8,10 @@ use kolo_transport::ids::{CallId, Rank};
 use super::{Command, Negotiation, SHOWN};
 use crate::cause::Cause;
 use crate::error::CollectiveError;
-use crate::group::{GroupId, Member};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
+use crate::rank_shared::{GroupId, Member};
 
 impl Member for Negotiation {
     fn lane(
@@ -40,6 +40,8 @@ impl Member for Negotiation {
             self.tell(Command::Connecting);
         }
     }
+
+    fn not_asked(self: Arc<Self>, _rank: u32, _error: LaneError) {}
 
     fn requested(self: Arc<Self>, rank: u32) {
         if self.linked(rank).is_some() {
@@ -129,7 +131,6 @@ impl Member for Negotiation {
         self.tell(Command::Lost(Cause::Lost {
             rank: Rank(member),
             reason,
-            for_good: true,
         }));
     }
 }

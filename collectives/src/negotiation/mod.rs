@@ -38,11 +38,11 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use crate::cause::Cause;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind};
-use crate::inner::Inner;
+use crate::group_core::{GroupCore, Named};
 use crate::lane::{Lane, LaneError};
 use crate::operation::{Operation, Tag};
 use crate::options::Options;
+use crate::rank_shared::{GroupId, Kind, RankShared};
 use crate::record::ShortName;
 use crate::stall::{Missing, StallReport};
 use book::{Key, Request};
@@ -139,9 +139,9 @@ pub(crate) struct Negotiation {
     world: u32,
     /// The members' ranks in the job, in ascending order, whatever their order in the group is.
     members: Vec<u32>,
-    family: Arc<Family>,
+    rank_shared: Arc<RankShared>,
     /// The group in which the operations run.
-    data: Arc<Inner>,
+    data: Arc<GroupCore>,
     commands: UnboundedSender<Command>,
     state: Mutex<State>,
 }
@@ -160,8 +160,8 @@ struct Pending {
 
 impl Pending {
     /// Ends the operation without a turn. The record has the number of the first operation of its call.
-    fn fail(self, data: &Inner, tag: Tag, error: CollectiveError) {
-        let recorder = &data.family.recorder;
+    fn fail(self, data: &GroupCore, tag: Tag, error: CollectiveError) {
+        let recorder = &data.rank_shared.recorder;
         recorder.refused((data.id, tag), self.operation, self.name, self.started);
         self.task.fail(error);
     }
@@ -227,15 +227,16 @@ impl Negotiation {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reserved group of a communicator's named operations.
-    pub(crate) fn id_in(parent: &Inner) -> GroupId {
-        parent.id.child(Kind::Negotiation, 0, &parent.job_ranks())
+    /// The named operations of this rank in the group `parent`, begun at first use.
+    pub(crate) fn of(parent: &GroupCore) -> Arc<Self> {
+        let named: Arc<dyn Any + Send + Sync> = Arc::clone(parent.named()) as _;
+        (named.downcast()).expect("all groups start named operations by `Negotiation::start`")
     }
 
     /// Begins the named operations of this rank in the group `parent`.
-    pub(crate) fn start(parent: &Inner) -> Arc<Self> {
+    pub(crate) fn start(parent: &GroupCore) -> Arc<dyn Named> {
         let mut members = parent.job_ranks();
-        let id = Self::id_in(parent);
+        let id = parent.named_id();
         let data_id = parent.id.child(Kind::Negotiated, 0, &members);
         let data = parent.group(data_id, members.clone(), parent.me);
         let own = parent.job_rank(parent.me);
@@ -247,7 +248,7 @@ impl Negotiation {
             id,
             me,
             world: parent.world,
-            family: Arc::clone(&parent.family),
+            rank_shared: Arc::clone(&parent.rank_shared),
             data,
             members,
             commands,
@@ -256,20 +257,15 @@ impl Negotiation {
                 ..State::default()
             }),
         });
-        this.family.join(id, &this);
+        this.rank_shared.join(id, &this);
         // A loss that came before the group was there.
         let lost = this.data.signals.lock().lost.error();
         if let Some(error) = lost {
             this.give_up(&this.data.outward(error));
         }
         let shell = shell::Shell::new(&this, todo);
-        parent.family.handle.spawn(shell.run());
+        parent.rank_shared.handle.spawn(shell.run());
         this
-    }
-
-    /// The group in which named operations run.
-    pub(crate) fn data(&self) -> &Inner {
-        &self.data
     }
 
     fn tell(&self, command: Command) {
@@ -363,8 +359,8 @@ impl Negotiation {
             let error = cause.clone();
             let error = error.into_own_error(Rank(self.me), CallId(call), &what);
             let error = error.with_ranks(|rank| Rank(self.job_rank(rank.0)));
-            let error = self.family.add_who_waits(error);
-            self.family.failed(call, &error);
+            let error = self.rank_shared.add_who_waits(error);
+            self.rank_shared.failed(call, &error);
             pending.fail(&self.data, Tag::new(call, 0), error);
         }
     }
@@ -400,9 +396,9 @@ impl Negotiation {
                 operation: format!("{} named `{name}`", pending.operation),
                 waited: pending.limit,
                 late: vec![Rank(self.members[0])],
-                doing: self.family.who_waits(),
+                doing: self.rank_shared.who_waits(),
             };
-            self.family.failed(call, &error);
+            self.rank_shared.failed(call, &error);
             pending.fail(&self.data, Tag::new(call, 0), error);
         }
         next
@@ -432,7 +428,7 @@ impl Negotiation {
             rank: Rank(self.job_rank(member)),
             doing,
         });
-        self.family.stalls.report(StallReport {
+        self.rank_shared.stalls.report(StallReport {
             operation: listed(&waiting),
             group: self.id,
             tag: Tag::new(call, 0),
@@ -442,9 +438,15 @@ impl Negotiation {
     }
 }
 
+impl Named for Negotiation {
+    fn data(&self) -> &GroupCore {
+        &self.data
+    }
+}
+
 impl Drop for Negotiation {
     fn drop(&mut self) {
-        self.family.leave(self.id);
+        self.rank_shared.leave(self.id);
     }
 }
 

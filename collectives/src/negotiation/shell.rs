@@ -16,9 +16,9 @@ use super::line::{Ended, Line};
 use super::messages::{self, BATCH, Down, Up};
 use super::{Command, Negotiation, SILENT, THRESHOLD, YEAR};
 use crate::cause::{Cause, cut};
-use crate::group::Member as _;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
+use crate::rank_shared::Member as _;
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
@@ -54,7 +54,7 @@ pub(super) struct Shell {
 impl Shell {
     pub(super) fn new(negotiation: &Arc<Negotiation>, todo: UnboundedReceiver<Command>) -> Self {
         let (me, world) = (negotiation.me, negotiation.world);
-        let stall_after = negotiation.family.stalls.after();
+        let stall_after = negotiation.rank_shared.stalls.after();
         let book = (me == 0).then(|| Book::new(world, THRESHOLD, stall_after));
         let lines = if me == 0 { world } else { 1 };
         Self {
@@ -159,7 +159,7 @@ impl Shell {
             command => match &mut self.book {
                 Some(book) => match command {
                     Command::Ask { key, request } => {
-                        book.set_stall_after(now, negotiation.family.stalls.after());
+                        book.set_stall_after(now, negotiation.rank_shared.stalls.after());
                         book.ask(now, 0, key, request);
                     }
                     Command::Join(join) => book.join(0, join),
@@ -228,10 +228,10 @@ impl Shell {
             return;
         }
         line.connecting = true;
-        let family = &negotiation.family;
-        let connecting = family.connect(negotiation.id, negotiation.members[0]);
+        let rank_shared = &negotiation.rank_shared;
+        let connecting = rank_shared.connect(negotiation.id, negotiation.members[0]);
         let commands = negotiation.commands.downgrade();
-        family.handle.spawn(async move {
+        rank_shared.handle.spawn(async move {
             let lane = connecting.await.map(|lane| (lane, Vec::new()));
             if let Some(commands) = commands.upgrade() {
                 drop(commands.send(Command::Arrived { member: 0, lane }));
@@ -413,7 +413,7 @@ impl Shell {
                 negotiation.fail(negotiation.take(call, &names, heard), &cause);
             }
             Down::Query => {
-                let text = negotiation.family.present();
+                let text = negotiation.rank_shared.present();
                 self.say(negotiation, &Up::Doing { text });
             }
             Down::Stalled {
@@ -480,11 +480,11 @@ impl Shell {
                     if line.is_read() {
                         messages::put(&mut line.out, &Down::Query);
                     } else if let (0, Some(book)) = (member, &mut self.book) {
-                        book.doing(Instant::now(), 0, negotiation.family.present());
+                        book.doing(Instant::now(), 0, negotiation.rank_shared.present());
                     } else if line.lane.is_none() {
                         // It has started nothing with a name, and is asked when its link comes.
                         let rank = negotiation.job_rank(member);
-                        negotiation.family.request(negotiation.id, rank);
+                        negotiation.rank_shared.request(negotiation.id, rank);
                     }
                 }
             }

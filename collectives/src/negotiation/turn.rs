@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_rank_without_room_for_an_operation_says_so_in_it() {
         let group = group(2, Duration::from_secs(60));
-        let data = Communicator::of(Arc::clone(&group[1].inner.negotiation().data));
+        let data = Communicator::of(Arc::clone(&Negotiation::of(&group[1].inner).data));
         let progress = data.progress().unwrap();
         let (begin, has_begun) = channel::<()>();
         let (end, ended) = channel::<()>();
@@ -185,7 +185,7 @@ mod tests {
             rank: Rank(0),
             reason: "it gave up".to_owned(),
         };
-        let negotiation = group[1].inner.negotiation();
+        let negotiation = Negotiation::of(&group[1].inner);
         negotiation.fail(negotiation.take(0, &["sum".to_owned()], 0), &cause);
         let results = [sum(&group[0], "sum").wait(), other.wait()];
         assert_eq!(results, [Ok(vec![2]), Ok(vec![2])]);
@@ -199,7 +199,7 @@ mod tests {
         for comm in &group {
             comm.set_fusion_threshold(0);
         }
-        let data = Communicator::of(Arc::clone(&group[2].inner.negotiation().data));
+        let data = Communicator::of(Arc::clone(&Negotiation::of(&group[2].inner).data));
         let progress = data.progress().unwrap();
         let (end, ended) = channel::<()>();
         let busy = Box::new(move || ended.recv().unwrap_or_default());

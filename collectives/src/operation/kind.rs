@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The kinds of operations, as the header of a frame names them.
+/// The kinds of operations, as the header of a frame names them. Their order is part of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OperationKind {
@@ -58,24 +58,9 @@ impl OperationKind {
         Self::SendReceive,
     ];
 
+    /// As frames have it: all kinds are counted from 1, in their order.
     pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::AllReduce => 1,
-            Self::Broadcast => 2,
-            Self::AllGather => 3,
-            Self::AllGatherCounts => 4,
-            Self::AllGatherVarcount => 5,
-            Self::Barrier => 6,
-            Self::Reduce => 7,
-            Self::ReduceScatter => 8,
-            Self::Gather => 9,
-            Self::GatherVarcount => 10,
-            Self::Scatter => 11,
-            Self::ScatterVarcount => 12,
-            Self::AllToAll => 13,
-            Self::AllToAllVarcount => 14,
-            Self::SendReceive => 15,
-        }
+        self as u8 + 1
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {

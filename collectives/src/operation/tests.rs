@@ -125,87 +125,30 @@ fn what_peers_say_is_looked_at_before_it_is_done() {
     ] {
         assert!(sound.is_sound(2), "{sound}");
     }
-    for (what, odd) in [
-        (
-            "no operator",
-            Operation {
-                reduce: None,
-                ..all_reduce
-            },
-        ),
-        (
-            "no type",
-            Operation {
-                dtype: None,
-                ..all_reduce
-            },
-        ),
-        (
-            "too many",
-            Operation {
-                count: 1 << 60,
-                ..all_reduce
-            },
-        ),
-        (
-            "sent as a bool",
-            Operation {
-                wire: Some(DType::Bool),
-                ..all_reduce
-            },
-        ),
-        (
-            "a root",
-            Operation {
-                root: Some(0),
-                ..all_reduce
-            },
-        ),
-        (
-            "no root",
-            Operation {
-                root: None,
-                ..broadcast
-            },
-        ),
-        (
-            "no such root",
-            Operation {
-                root: Some(2),
-                ..broadcast
-            },
-        ),
-        (
-            "an operator",
-            Operation {
-                reduce: Some(ReduceOp::Sum),
-                ..broadcast
-            },
-        ),
-        ("rows", Operation { rows: 3, ..scatter }),
-        ("no rows", Operation { rows: 0, ..scatter }),
-        (
-            "lengths of another type",
-            Operation {
-                dtype: Some(DType::U8),
-                ..lengths
-            },
-        ),
-        (
-            "two lengths",
-            Operation {
-                count: 2,
-                ..lengths
-            },
-        ),
-        (
-            "too many counts",
-            Operation {
-                count: 1 << 16,
-                ..counts
-            },
-        ),
-    ] {
+    type Change = fn(&mut Operation);
+    let odd: [(&str, Operation, Change); 13] = [
+        ("no operator", all_reduce, |odd| odd.reduce = None),
+        ("no type", all_reduce, |odd| odd.dtype = None),
+        ("too many", all_reduce, |odd| odd.count = 1 << 60),
+        ("sent as a bool", all_reduce, |odd| {
+            odd.wire = Some(DType::Bool)
+        }),
+        ("a root", all_reduce, |odd| odd.root = Some(0)),
+        ("no root", broadcast, |odd| odd.root = None),
+        ("no such root", broadcast, |odd| odd.root = Some(2)),
+        ("an operator", broadcast, |odd| {
+            odd.reduce = Some(ReduceOp::Sum)
+        }),
+        ("rows", scatter, |odd| odd.rows = 3),
+        ("no rows", scatter, |odd| odd.rows = 0),
+        ("lengths of another type", lengths, |odd| {
+            odd.dtype = Some(DType::U8)
+        }),
+        ("two lengths", lengths, |odd| odd.count = 2),
+        ("too many counts", counts, |odd| odd.count = 1 << 16),
+    ];
+    for (what, mut odd, change) in odd {
+        change(&mut odd);
         assert!(!odd.is_sound(2), "{what}: {odd}");
     }
 }

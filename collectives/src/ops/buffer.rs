@@ -6,7 +6,7 @@ use crate::blocking::Alarm;
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::{Quick, Shared, Turn};
+use crate::group_core::{OpGuard, Quick, Shared};
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::shm::buffer::SharedBuffer;
 
@@ -138,7 +138,7 @@ impl Communicator {
 
 /// Puts the result of an operation in its buffer, which was `tainted` before or not.
 fn end_in<T: Element>(
-    mut turn: Turn<'_>,
+    mut turn: OpGuard<'_>,
     buffer: &mut SharedBuffer<T>,
     shared: Shared,
     tainted: bool,

@@ -326,7 +326,7 @@ impl Communicator {
                 let bytes: &[u8] = bytemuck::cast_slice(&first[HEAD..]);
                 let bytes = along(bytes.get(..size_of_val(room)), &values);
                 let bytes = bytes.map_err(|error| turn.refuse(tag, error))?;
-                element::store(room, None, bytes);
+                T::take_bytes(room, bytes);
                 turn.give_word(tag);
                 return Ok(());
             }

@@ -6,6 +6,7 @@ use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::reduce;
 use crate::schedule::{Counts as _, Rows};
 use crate::shape;
 
@@ -53,7 +54,7 @@ impl Communicator {
             let mut at = 0;
             for buffer in buffers {
                 let end = at + buffer.len();
-                element::store(buffer, request.wire, turn.result(at, end));
+                reduce::store(buffer, request.wire, turn.result(at, end));
                 at = end;
             }
             Ok(())

@@ -8,9 +8,10 @@ use kolo_transport::ids::Rank;
 use super::total;
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
-use crate::engine::Engine;
+use crate::driver::engine::Engine;
 use crate::error::CollectiveError;
-use crate::inner::Turn;
+use crate::group_core::OpGuard;
+use crate::negotiation::Negotiation;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::shape::Mark;
 
@@ -61,7 +62,7 @@ impl Communicator {
     pub fn join(&self) -> Result<Rank, CollectiveError> {
         let next = self.inner.signals.lock().next_tag();
         // However this ends, it is over for named operations, too.
-        let joined = self.inner.negotiation().join(next);
+        let joined = Negotiation::of(&self.inner).join(next);
         let (last, tag) = self.join_in_order()?;
         joined.with_all(tag);
         Ok(last)
@@ -125,7 +126,7 @@ impl Communicator {
 
     /// As [`Communicator::give_up`], beside what this thread does, which may be the only one that reads the links.
     pub(crate) fn give_up_meanwhile(self, tag: Tag, reason: String) {
-        let runtime = self.inner.family.handle.clone();
+        let runtime = self.inner.rank_shared.handle.clone();
         runtime.spawn(async move {
             let sleep = pin!(self.inner.sleep());
             let (mut alarm, started) = (SleepAlarm(sleep), Instant::now());
@@ -154,7 +155,7 @@ impl Communicator {
     pub(crate) async fn follow<A: Alarm>(
         &self,
         alarm: &mut A,
-        turn: &mut Turn<'_>,
+        turn: &mut OpGuard<'_>,
         tag: Tag,
         since: u64,
     ) -> Result<Followed, CollectiveError> {

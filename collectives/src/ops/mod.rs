@@ -22,7 +22,7 @@ use crate::blocking::{Alarm, ParkAlarm, Wait, block_on};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::inner::{Quick, Turn};
+use crate::group_core::{OpGuard, Quick};
 use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 
 pub use gather::Gathered;
@@ -48,7 +48,7 @@ impl<T: Element> Ends<'_, T> {
     }
 
     #[inline]
-    fn store(&mut self, turn: &mut Turn<'_>) {
+    fn store(&mut self, turn: &mut OpGuard<'_>) {
         match self {
             Self::Over(data) => turn.store_over(data),
             Self::Into(data, result) => turn.store_with(element::bytes_of(data), result),
@@ -66,7 +66,7 @@ impl Communicator {
         })
     }
 
-    /// Does an operation, whose buffers fit, the [short way](crate::inner::Inner::quick). `None` if that leads nowhere: then nothing
+    /// Does an operation, whose buffers fit, the [short way](crate::group_core::GroupCore::quick). `None` if that leads nowhere: then nothing
     /// was done.
     #[inline]
     fn short<T: Element>(
@@ -87,7 +87,7 @@ impl Communicator {
     }
 
     fn resume<T: Element>(
-        mut turn: Turn<'_>,
+        mut turn: OpGuard<'_>,
         tag: Tag,
         mut data: Ends<'_, T>,
     ) -> Result<(), CollectiveError> {
@@ -102,7 +102,7 @@ impl Communicator {
         alarm: &mut A,
         started: Instant,
         kind: OperationKind,
-    ) -> Result<(Turn<'_>, Tag), CollectiveError> {
+    ) -> Result<(OpGuard<'_>, Tag), CollectiveError> {
         let (mut turn, tag) = self.inner.turn(alarm, started, kind.name()).await?;
         turn.operation = Operation::new(kind, None, 0);
         turn.name = self.options.name;
@@ -225,7 +225,7 @@ impl Communicator {
     async fn lengths<A: Alarm, T: Element>(
         &self,
         alarm: &mut A,
-        turn: &mut Turn<'_>,
+        turn: &mut OpGuard<'_>,
         tag: Tag,
         (kind, root): (OperationKind, Option<u32>),
         own: &[u64],

@@ -4,7 +4,7 @@ use kolo_transport::ids::Rank;
 
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 use crate::shape::Mark;
 
 impl Communicator {

@@ -16,7 +16,7 @@ use crate::communicator::Communicator;
 use crate::element::{DType, Element};
 use crate::error::CollectiveError;
 use crate::handle::{Ended, Handle, Progress};
-use crate::negotiation::{Task, may_fuse};
+use crate::negotiation::{Negotiation, Task, may_fuse};
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::shape::Mark;
 use crate::shm::buffer::SharedBuffer;
@@ -124,7 +124,7 @@ impl Communicator {
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn set_fusion_threshold(&self, bytes: u64) {
-        self.inner.negotiation().set_threshold(bytes);
+        Negotiation::of(&self.inner).set_threshold(bytes);
     }
 
     /// The thread that runs what is started.
@@ -208,7 +208,7 @@ impl Start {
     fn submit_named(&self, operation: Operation, task: Task) {
         let name = self.name.as_deref().unwrap_or_default();
         let timeout = self.comm.timeout();
-        let negotiation = Arc::clone(self.comm.inner.negotiation());
+        let negotiation = Negotiation::of(&self.comm.inner);
         negotiation.set_timeout(timeout);
         let options = self.comm.options;
         let options = options.called(options.name, Some(Instant::now()));

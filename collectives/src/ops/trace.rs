@@ -8,7 +8,7 @@ use kolo_transport::ids::Rank;
 
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
-use crate::group::GroupId;
+use crate::group_id::GroupId;
 use crate::options::Options;
 use crate::record::{Outcome, Record};
 use crate::shape::Mark;
@@ -71,7 +71,7 @@ impl Communicator {
         let plain = self.with(Options::new());
         let clocks = self.with(Options::new().marked(Mark::Trace));
         let records = self.records();
-        let recorder = &self.inner.family.recorder;
+        let recorder = &self.inner.rank_shared.recorder;
         let clock = || recorder.clock(Instant::now()).as_nanos() as i64;
         let me = self.inner.me as usize;
         let mut all = vec![0_i64; 2 * self.world()];
@@ -97,10 +97,10 @@ impl Communicator {
         self.write_process(&mut events);
         let groups: BTreeSet<GroupId> = records.iter().map(|record| record.group).collect();
         for group in groups {
-            write_thread(&mut events, self.inner.family.me, group);
+            write_thread(&mut events, self.inner.rank_shared.me, group);
         }
         for record in &records {
-            write_record(&mut events, self.inner.family.me, record, offset);
+            write_record(&mut events, self.inner.rank_shared.me, record, offset);
         }
         let Some(parts) = plain.gather_varcount(events.as_bytes(), Rank(0))? else {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Communicator {
     }
 
     fn write_process(&self, out: &mut String) {
-        let me = self.inner.family.me;
+        let me = self.inner.rank_shared.me;
         let host = {
             let state = self.inner.signals.lock();
             state.host_of(self.inner.me).map(str::to_owned)

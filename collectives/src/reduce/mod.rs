@@ -29,8 +29,8 @@ mod tests;
 
 use half::{bf16, f16};
 
-use crate::element::DType;
-use crate::operation::{Factor, ReduceOp};
+use crate::element::{self, DType, Element};
+use crate::operation::{Factor, Operation, ReduceOp};
 use kernel::{InPlace, Map, Narrow, Number, Three, Widen};
 
 pub use adasum::{Dots, blend, dots};
@@ -306,6 +306,12 @@ pub fn combine_into_at(
     });
 }
 
+/// What is done to the combined values of an operation, if it is a reduction.
+pub(crate) fn finish_of(operation: &Operation, world: u32) -> Option<Finish> {
+    let op = operation.reduce?;
+    Some(Finish::of(op, world, operation.postscale))
+}
+
 /// Divides and multiplies, as [`Finish`] says: integers are divided truncating toward zero.
 pub fn finish(dtype: DType, values: &mut [u8], finish: &Finish) {
     if let Some(by) = finish.divide {
@@ -460,6 +466,22 @@ pub fn fill_neutral(dtype: DType, op: ReduceOp, values: &mut [u8]) {
         DType::F64 => float!(f64, f64::INFINITY, 1_f64, 0_f64),
         DType::Bool => values.fill(u8::from(matches!(op, ReduceOp::BitAnd | ReduceOp::Min))),
     }
+}
+
+/// Copies bytes that came from a peer to elements, or converts them from another float type. Any bytes are good for
+/// any type: a `bool` is `true` unless its byte is 0.
+///
+/// # Panics
+///
+/// If there are not as many bytes as the elements have.
+pub(crate) fn store<T: Element>(values: &mut [T], from: Option<DType>, bytes: &[u8]) {
+    if let Some(from) = from
+        && let Some(values) = element::bytes_of_mut(values)
+    {
+        convert(T::DTYPE, values, from, bytes);
+        return;
+    }
+    T::take_bytes(values, bytes);
 }
 
 /// Converts floats: for compression on the wire, and back. Rounds to nearest, ties to even; what is too large becomes

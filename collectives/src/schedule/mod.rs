@@ -44,7 +44,6 @@
 
 mod action;
 mod adasum;
-mod algorithm;
 mod bruck;
 mod choose;
 mod cost;
@@ -65,8 +64,8 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 
+pub use crate::operation::{Algorithm, UnknownAlgorithm};
 pub use action::{Action, Span};
-pub use algorithm::{Algorithm, UnknownAlgorithm};
 pub use choose::{Choices, Range, Tuning};
 pub use cost::{Class, Model, Prediction, predict};
 pub use counts::{Counts, Equal, Offsets, Rows};

@@ -46,6 +46,8 @@ pub(crate) struct Watch {
     has_moved: bool,
     collect_at: Option<Instant>,
     report_at: Option<Instant>,
+    /// What is known of the ranks that do not come.
+    pub(crate) missing: Vec<(u32, String)>,
 }
 
 impl Watch {
@@ -60,6 +62,7 @@ impl Watch {
             has_moved: false,
             collect_at: started.checked_add(report_after),
             report_at: None,
+            missing: Vec::new(),
         }
     }
 

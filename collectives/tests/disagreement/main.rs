@@ -9,7 +9,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod never_met;
+mod deadlines;
 
 use std::time::{Duration, Instant};
 
@@ -250,44 +250,6 @@ fn ranks_that_disagree_between_hosts_all_hear_who_asked_for_what() {
     check(Kind::Quic);
 }
 
-/// As [`a_send_and_a_collective_end_at_their_deadlines_and_say_what_the_other_one_does`], of ranks that end with their error: the
-/// one whose deadline comes second has heard what the other one did.
-#[test]
-fn ranks_that_end_at_their_deadlines_leave_nobody_without_the_reason() {
-    let end = |kind, alone: u32, warm: bool| {
-        let mut group = Group::new(kind, 2);
-        if warm {
-            group.run(|comm| comm.barrier().unwrap());
-        }
-        group.set_timeout(Duration::from_secs(4));
-        std::thread::scope(|scope| {
-            for comm in std::mem::take(&mut group.members) {
-                scope.spawn(move || {
-                    let (me, peer) = (comm.rank().0, Rank(1 - comm.rank().0));
-                    let (result, other) = if me == alone {
-                        let other = "all_reduce(sum) of 5 f32 (operation".to_owned();
-                        (comm.send(&[1.0_f32; 7], peer), other)
-                    } else {
-                        let result = comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::Sum);
-                        (result, format!("send f32 to rank {me}"))
-                    };
-                    drop(comm);
-                    let error = result.unwrap_err().to_string();
-                    let at = format!("{kind:?}, rank {alone} sends, warm: {warm}, rank {me}");
-                    assert!(error.contains(&other), "{at}: {error}");
-                });
-            }
-        });
-    };
-    std::thread::scope(|scope| {
-        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
-            for (alone, warm) in [(0, false), (0, true), (1, false), (1, true)] {
-                scope.spawn(move || end(kind, alone, warm));
-            }
-        }
-    });
-}
-
 /// An Adasum of several buffers is done one by one; none is no reason to say nothing.
 #[test]
 fn an_adasum_of_no_buffers_is_an_operation_too() {
@@ -481,71 +443,4 @@ fn ranks_that_disagree_all_hear_who_asked_for_what_even_if_they_only_send() {
             group.run(|comm| comm.barrier().unwrap());
         }
     }
-}
-
-/// They are on different links, and each of them may be right: another thread may yet do the other thing. So both wait until their
-/// deadlines, and hear of each other.
-#[test]
-fn a_send_and_a_collective_end_at_their_deadlines_and_say_what_the_other_one_does() {
-    let sum = |comm: &Communicator| comm.all_reduce(&mut [1.0_f32; 5], ReduceOp::Sum);
-    let send: fn(&Communicator) -> Result<(), CollectiveError> =
-        |comm| comm.send(&[1.0_f32; 7], Rank(1 - comm.rank().0));
-    let receive: fn(&Communicator) -> Result<(), CollectiveError> = |comm| {
-        comm.receive::<f32>(Rank(1 - comm.rank().0))
-            .map(|values| assert_eq!(values, [0.0]))
-    };
-    let disagree = |kind, alone: u32, other: fn(&Communicator) -> _, text: &str, warm| {
-        let group = Group::new(kind, 2);
-        if warm {
-            group.run(|comm| comm.barrier().unwrap());
-        }
-        group.set_timeout(Duration::from_secs(4));
-        let results = group.run(|comm| {
-            if comm.rank() == Rank(alone) {
-                other(comm)
-            } else {
-                sum(comm)
-            }
-        });
-        let at = format!("{kind:?}, rank {alone} {text}, warm: {warm}");
-        for (rank, result) in (0..).zip(results) {
-            let error = result.unwrap_err();
-            let CollectiveError::Deadline { late, doing, .. } = &error else {
-                panic!("{at}: {error}");
-            };
-            assert_eq!(late, &[Rank(1 - rank)], "{at}: {error}");
-            let [other] = &doing[..] else {
-                panic!("{at}: {error}");
-            };
-            assert_eq!(other.rank, Rank(1 - rank), "{at}");
-            let does = if rank == alone {
-                "all_reduce(sum) of 5 f32 (operation"
-            } else {
-                text
-            };
-            assert!(other.doing.contains(does), "{at}: {error}");
-            assert!(error.to_string().contains(does), "{error}");
-        }
-        // The collective that the one missed has failed. What they agree on works.
-        assert!(sum(&group.members[alone as usize]).is_err(), "{at}");
-        for result in group.run(Communicator::barrier) {
-            assert_eq!(result, Ok(()), "{at}");
-        }
-    };
-    std::thread::scope(|scope| {
-        for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
-            for alone in [0, 1] {
-                for warm in [false, true] {
-                    let peer = 1 - alone;
-                    let others = [
-                        (send, format!("send f32 to rank {peer}")),
-                        (receive, format!("receive f32 from rank {peer}")),
-                    ];
-                    for (other, text) in others {
-                        scope.spawn(move || disagree(kind, alone, other, &text, warm));
-                    }
-                }
-            }
-        }
-    });
 }

@@ -2,38 +2,6 @@
 
 use super::*;
 
-#[test]
-fn the_deadline_names_the_rank_that_did_not_come() {
-    for world in [2_u32, 3, 8] {
-        for late in [0, world - 1] {
-            for algorithm in [Algorithm::Flat, Algorithm::Halving, Algorithm::Ring] {
-                let group = Group::new(Kind::Memory, world);
-                force(&group, algorithm);
-                let warm = world % 2 == 0;
-                if warm {
-                    group.run(|comm| sum(comm, 50).unwrap());
-                }
-                group.set_timeout(Duration::from_millis(100));
-                let present: Vec<&Communicator> = group
-                    .members
-                    .iter()
-                    .filter(|comm| comm.rank() != Rank(late))
-                    .collect();
-                for result in run(present, |comm| sum(comm, 50)) {
-                    let error = result.unwrap_err();
-                    let CollectiveError::Deadline { late: named, .. } = &error else {
-                        panic!("world {world} late {late} {algorithm}: {error}");
-                    };
-                    assert_eq!(*named, [Rank(late)], "world {world} {algorithm}: {error}");
-                    assert!(error.is_retryable());
-                    let text = error.to_string();
-                    assert!(text.contains("all_reduce(sum) of 50 f64"), "{text}");
-                }
-            }
-        }
-    }
-}
-
 /// Whoever is there, whether they wait for all the late ones or only for each other.
 #[test]
 fn the_deadline_names_all_ranks_that_did_not_come() {
@@ -89,20 +57,6 @@ fn the_deadline_names_all_ranks_that_did_not_come() {
                 scope.spawn(move || check(kind, late, algorithm, warm));
             }
         });
-    }
-}
-
-/// A leaf of the tree waits for its parent, which waits for the root: the root is named, not the parent.
-#[test]
-fn the_deadline_names_a_late_root_and_not_those_that_wait_for_it() {
-    let group = Group::new(Kind::Unix, 8);
-    group.set_timeout(Duration::from_millis(100));
-    let results = run(&group.members[1..], |comm| {
-        comm.broadcast(&mut [0_f32; 5], Rank(0))
-    });
-    for result in results {
-        let error = result.unwrap_err();
-        assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
     }
 }
 

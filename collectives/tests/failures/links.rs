@@ -36,6 +36,33 @@ fn links_that_broke_are_made_again() {
     }
 }
 
+/// Nobody watches these ranks, and a network may break while both sides live. So links are made or asked for again at once, and
+/// a rank that makes none and can't be asked is gone.
+#[test]
+fn a_rank_that_ended_between_operations_is_named_at_once_though_its_links_may_come_back() {
+    for kind in [Kind::Memory, Kind::Tls] {
+        for gone in [0, 2] {
+            let mut group = Group::new(kind, 3);
+            let fault = Fault::cut();
+            for rank in 0..3 {
+                group.set_fault(rank, &fault);
+            }
+            // All have a link to each other.
+            group.run(|comm| comm.all_to_all(&[1_u8; 3]).map(drop).unwrap());
+            drop(group.members.remove(gone as usize));
+            let begun = Instant::now();
+            for _ in 0..2 {
+                for result in group.run(|comm| sum(comm, 1000)) {
+                    let error = result.unwrap_err();
+                    let culprit = error.culprit_rank();
+                    assert_eq!(culprit, Some(Rank(gone)), "{kind:?}: {error}");
+                }
+            }
+            assert!(begun.elapsed() < LONG / 2, "{kind:?}: by the deadline");
+        }
+    }
+}
+
 /// A word that was given on a link that breaks is given again on the next one.
 #[test]
 fn what_was_said_on_links_that_broke_is_said_again() {

@@ -166,42 +166,6 @@ fn an_abort_is_heard_by_a_rank_that_waits_for_another_one() {
     }
 }
 
-#[test]
-fn a_loss_from_the_control_plane_ends_every_wait_at_once() {
-    let group = Group::new(Kind::Unix, 4);
-    let begun = Instant::now();
-    let waiting = Barrier::new(4);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = group.members[..3]
-            .iter()
-            .map(|comm| {
-                scope.spawn(|| {
-                    waiting.wait();
-                    sum(comm, 1000)
-                })
-            })
-            .collect();
-        waiting.wait();
-        // Only one of them is told: the others hear it from it, or later from the control plane.
-        group.members[1].rank_lost(Rank(3), "killed by signal 9");
-        group.members[0].rank_lost(Rank(3), "killed by signal 9");
-        group.members[2].rank_lost(Rank(3), "killed by signal 9");
-        for thread in threads {
-            assert_eq!(
-                thread.join().unwrap(),
-                Err(CollectiveError::PeerLost {
-                    rank: Rank(3),
-                    reason: "killed by signal 9".to_owned()
-                })
-            );
-        }
-    });
-    assert!(begun.elapsed() < LONG / 2);
-    // What comes later fails without a wait.
-    let error = group.members[0].barrier().unwrap_err();
-    assert_eq!(error.culprit_rank(), Some(Rank(3)));
-}
-
 /// Adasum looks at each buffer as a whole, one after the other; those that were done are as they were, too.
 #[test]
 fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {

@@ -13,9 +13,9 @@ use super::store::streams_from;
 use super::way::{Buffers, is_given_as_it_is};
 use super::{Arena, BLOCK, Open};
 use crate::copy;
-use crate::engine::finish_of;
 use crate::error::CollectiveError;
 use crate::operation::Operation;
+use crate::reduce::finish_of;
 use crate::reduce::{self, Store};
 use crate::scratch::Scratch;
 

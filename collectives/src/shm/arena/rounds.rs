@@ -20,9 +20,8 @@ use super::way::{Plan, Way, is_given_as_it_is};
 use super::{Arena, Outcome, Stage};
 use crate::copy;
 use crate::element::DType;
-use crate::engine::element_size;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag, element_size};
 
 /// Pieces whose data, or slices, are there at once. Two would do; [`super::staging`] says why there are more.
 const PLACES: usize = 8;

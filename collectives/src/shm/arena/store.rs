@@ -10,8 +10,7 @@ use super::way::{Way, is_given_as_it_is, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::copy;
 use crate::element::{self, Element};
-use crate::engine::element_size;
-use crate::operation::OperationKind;
+use crate::operation::{OperationKind, element_size};
 use crate::reduce;
 use crate::schedule::Counts;
 
@@ -149,7 +148,7 @@ impl Arena {
             match element::bytes_of_mut(into) {
                 Some(into) if all / self.world >= streams_from() => copy::away(from, into),
                 Some(into) => copy::slice(from, into),
-                None => element::store(into, None, from),
+                None => reduce::store(into, None, from),
             }
             return;
         }
@@ -190,14 +189,14 @@ impl Arena {
             let bytes = into.len() * size;
             // To where it is aligned for its type.
             blocks.copy_within(at..at + bytes, 0);
-            element::store(into, wire, &blocks[..bytes]);
+            reduce::store(into, wire, &blocks[..bytes]);
             return;
         }
         let each = BLOCK / size;
         for (index, into) in into.chunks_mut(each).enumerate() {
             let block = &mut blocks[..into.len() * size];
             self.map.read(rank, place, at + index * each * size, block);
-            element::store(into, wire, block);
+            reduce::store(into, wire, block);
         }
     }
 
@@ -219,7 +218,7 @@ impl Arena {
             let mut all = [T::default(); INLINE];
             let put = |at: usize, block: &[u8]| {
                 let at = at / size;
-                element::store(&mut all[at..at + block.len() / size], wire, block);
+                reduce::store(&mut all[at..at + block.len() / size], wire, block);
             };
             self.combine_flat(open, 0..bytes.end, &mut To { own: None, put });
             result[..range.len()].copy_from_slice(&all[range]);
@@ -243,7 +242,7 @@ impl Arena {
         }
         let put = |at: usize, block: &[u8]| {
             let at = at / size - start;
-            element::store(&mut result[at..at + block.len() / size], wire, block);
+            reduce::store(&mut result[at..at + block.len() / size], wire, block);
         };
         self.combine_flat(open, bytes, &mut To { own, put });
     }

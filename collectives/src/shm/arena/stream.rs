@@ -19,9 +19,8 @@ use super::store::streams_from;
 use super::way::{Way, is_given_as_it_is, rows};
 use crate::copy;
 use crate::element::DType;
-use crate::engine::element_size;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
 use crate::schedule::{Counts, Rows};
 use crate::shape::Mark;
 

@@ -7,8 +7,7 @@ use super::Arena;
 use super::rounds::Rounds;
 use super::staging;
 use super::stream::{Stream, window};
-use crate::engine::element_size;
-use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
 use crate::schedule::{Counts, Rows};
 
 /// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.

@@ -3,40 +3,76 @@
 //! No task reads a link besides the operation: whoever runs it polls all links, so that a failure is seen on whichever link it
 //! comes. What is not for the present step stays in its link, and between operations nobody takes what is for the next one.
 
-mod ahead;
-mod consent;
+mod agreement;
+pub(crate) mod engine;
 mod frames;
-mod needs;
 mod place;
-mod share;
-mod transfer;
+mod shared_memory;
 mod waiting;
 
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kolo_transport::awake::Awake;
-use kolo_transport::ids::{CallId, JobId, Rank};
+use kolo_transport::ids::{JobId, Rank};
 
 use crate::cause::Cause;
-use crate::engine::{Engine, call_notice, element_size};
 use crate::error::CollectiveError;
-use crate::group::GroupId;
-use crate::lane::LaneError;
+use crate::group_id::GroupId;
+use crate::header::{Data, HEADER, Header};
+use crate::link::Present;
 use crate::operation::{Operation, Tag};
-use crate::signals::Signals;
+use crate::rank_shared::signals::Signals;
 use crate::stall::Stalls;
-use crate::verdict::{Event, Verdict, Watch};
-use consent::Consent;
+use crate::verdict::{Verdict, Watch};
+use agreement::Agreement;
+use engine::{Engine, Progress};
 
 pub(crate) use place::InPlace;
-pub(crate) use share::Mode;
-pub(crate) use waiting::{MOST, TURN};
+pub(crate) use shared_memory::Mode;
 
-/// Whether the operation lacks a link.
+/// A rank that waits has a turn so often at least ...
+const TURN: Duration = Duration::from_secs(1);
+/// ... and of the time between two of them so much counts: a rank that was stopped, maybe with all others, comes back to ranks
+/// that are not late because of that.
+const MOST: Duration = Duration::from_secs(2);
+
+/// How long an operation may take.
+#[derive(Debug)]
+pub(crate) struct TimeLimit {
+    started: Instant,
+    /// It moves on by the time in which this rank stood still.
+    pub(crate) deadline: Instant,
+    awake: Awake,
+}
+
+impl TimeLimit {
+    pub(crate) fn new(started: Instant, deadline: Instant) -> Self {
+        Self {
+            started,
+            deadline,
+            awake: Awake::new(Instant::now(), MOST),
+        }
+    }
+
+    /// When this rank has a turn next.
+    pub(crate) fn next_turn(&self) -> Instant {
+        self.awake.ticked() + TURN
+    }
+
+    /// Time in which this rank stood still does not count.
+    pub(crate) fn move_on(&mut self, now: Instant) {
+        // Not more often: what wakes this rank next stays the same meanwhile.
+        if now >= self.next_turn() {
+            self.deadline += self.awake.stood_still(now);
+        }
+    }
+}
+
+/// Whether the operation has its links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Missing {
-    No,
+enum Linked {
+    All,
     /// One is being made.
     Awaited,
     /// One may have to be made.
@@ -51,6 +87,7 @@ pub(crate) struct Place<'a> {
     /// Starts making a link, or asks the peer to, whose it is to make.
     pub(crate) connect: &'a (dyn Fn(u32) + Sync),
     pub(crate) id: GroupId,
+    pub(crate) job: JobId,
     /// How long after the end of a link the word of the authority may take to come.
     pub(crate) patience: Duration,
 }
@@ -68,32 +105,23 @@ struct InMemory<'a> {
 }
 
 /// One operation. Dropped before its end, it gives up and tells the peers.
-pub(crate) struct Run<'a> {
+///
+/// Its fields are many because they are all the state of an operation; what answers one question has a type of its own.
+pub(crate) struct Driver<'a> {
     engine: &'a mut Engine,
     place: Place<'a>,
     request: Operation,
     tag: Tag,
-    size: usize,
-    started: Instant,
-    /// It moves on by the time in which this rank stood still.
-    deadline: Instant,
-    awake: Awake,
+    limit: TimeLimit,
     step: usize,
-    /// The word of the others that they ask for the same, while it is not complete.
-    consent: Option<Consent>,
-    /// The rounds of it in which this rank has given its own.
-    words: u64,
+    agreement: Agreement,
     /// When to say what, and to report.
     watch: Watch,
-    /// What others know of the ranks that do not come.
-    missing_ranks: Vec<(u32, String)>,
-    /// For a rank without data: what the others ask for.
-    learned: Option<Operation>,
     /// Who is to blame.
     verdict: Verdict,
     /// Something was put on links that may have been written to already.
     unsaid: bool,
-    missing: Missing,
+    linked: Linked,
     /// A peer failed in the call, not only in this operation.
     ends_call: bool,
     finished: bool,
@@ -101,10 +129,9 @@ pub(crate) struct Run<'a> {
     in_memory: InMemory<'a>,
     /// Where it works, if not in the engine's own buffer.
     in_place: Option<InPlace<'a>>,
-    job: JobId,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Driver<'a> {
     /// The engine has the schedule and the input.
     pub(crate) fn new(
         engine: &'a mut Engine,
@@ -116,38 +143,31 @@ impl<'a> Run<'a> {
         let me = Rank(engine.me);
         let mut verdict = Verdict::new(me, (tag, request), started, place.patience);
         for (peer, link) in (0..).zip(&mut engine.links) {
-            (link.used, link.relinked, link.begun) = (false, false, false);
-            link.search_again();
-            if link.stalled_in == Some(tag) {
+            link.present = Present::default();
+            link.look_again();
+            if link.said.stalled_in == Some(tag) {
                 // This rank may have been in it already, without data.
                 verdict.is_here(Rank(peer));
             }
         }
-        let consent = Consent::of(&request, engine.me, engine.world);
+        let agreement = Agreement::on(&request, engine.me, engine.world);
         let mut run = Self {
             engine,
             watch: Watch::new(started, place.stalls.after()),
-            missing_ranks: Vec::new(),
             place,
             verdict,
-            consent,
-            words: 0,
-            learned: None,
+            agreement,
             request,
             tag,
-            size: element_size(&request),
-            started,
-            deadline,
-            awake: Awake::new(Instant::now(), MOST),
+            limit: TimeLimit::new(started, deadline),
             step: 0,
             unsaid: false,
-            missing: Missing::Unknown,
+            linked: Linked::Unknown,
             ends_call: false,
             finished: false,
             mode: Mode::Links,
             in_memory: InMemory::default(),
             in_place: None,
-            job: JobId(0),
         };
         run.enter_step();
         run.answer_joined();
@@ -163,13 +183,14 @@ impl<'a> Run<'a> {
 
     /// Is not done before the receiver has [taken](Engine::give_word) what is sent.
     pub(crate) fn until_taken(mut self) -> Self {
-        self.consent = Some(Consent::of_receiver());
+        self.agreement.await_receiver();
         self
     }
 
     /// Agrees on whether memory is shared.
-    pub(crate) fn forming(mut self, job: JobId) -> Self {
-        (self.mode, self.job, self.consent) = (Mode::Form, job, None);
+    pub(crate) fn forming(mut self) -> Self {
+        self.mode = Mode::Form;
+        self.agreement.settle();
         self
     }
 
@@ -188,7 +209,7 @@ impl<'a> Run<'a> {
             left_at: None,
         };
         // The flags are everybody's word.
-        self.consent = None;
+        self.agreement.settle();
         self
     }
 
@@ -210,17 +231,20 @@ impl<'a> Run<'a> {
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
         if self.mode == Mode::Shared && self.engine.must_poll() {
-            return self.deadline.min(Instant::now() + Duration::from_millis(1));
+            return self
+                .limit
+                .deadline
+                .min(Instant::now() + Duration::from_millis(1));
         }
         let limit = match self.mode {
             // The flags say who is late: there is no roll call.
-            Mode::Shared => self.verdict.next_suspicion(self.deadline),
-            Mode::Links | Mode::Form => self.verdict.next(self.deadline),
+            Mode::Shared => self.verdict.next_suspicion(self.limit.deadline),
+            Mode::Links | Mode::Form => self.verdict.next(self.limit.deadline),
         };
         let limit = if self.verdict.is_calling_the_roll() {
             limit
         } else {
-            limit.min(self.awake.ticked() + TURN)
+            limit.min(self.limit.next_turn())
         };
         [self.watch.next(), self.in_memory.left_at]
             .into_iter()
@@ -228,7 +252,7 @@ impl<'a> Run<'a> {
             .fold(limit, Instant::min)
     }
 
-    /// Goes on as far as it can. `fired` says that the time of [`Run::wake_at`] has come.
+    /// Goes on as far as it can. `fired` says that the time of [`Driver::wake_at`] has come.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -236,11 +260,11 @@ impl<'a> Run<'a> {
     ) -> Poll<Result<Option<Operation>, CollectiveError>> {
         match self.advance(cx, fired) {
             Ok(false) => Poll::Pending,
-            Ok(true) if self.learned.is_some() => {
+            Ok(true) if self.agreement.learned.is_some() => {
                 // Not a failure: this rank comes back with what the others ask for.
                 self.finished = true;
                 self.engine.abandon();
-                Poll::Ready(Ok(self.learned))
+                Poll::Ready(Ok(self.agreement.learned))
             }
             Ok(true) => {
                 self.finished = true;
@@ -249,7 +273,7 @@ impl<'a> Run<'a> {
                 }
                 if self.verdict.is_calling_the_roll() {
                     // It ended well after all: peers to come need not hear of it.
-                    self.place.signals.lock().operation_notice = None;
+                    self.place.signals.lock().notices.take_back();
                 }
                 Poll::Ready(Ok(None))
             }
@@ -271,7 +295,7 @@ impl<'a> Run<'a> {
             Mode::Links => {}
             Mode::Form | Mode::Shared => {
                 let now = Instant::now();
-                self.move_deadline(now);
+                self.limit.move_on(now);
                 self.look(now);
                 let advanced = match self.mode {
                     Mode::Form => self.advance_form(cx),
@@ -286,12 +310,16 @@ impl<'a> Run<'a> {
         }
         self.take_signals(cx)?;
         loop {
-            if self.missing != Missing::No {
+            if self.linked != Linked::All {
                 self.want_links()?;
             }
-            self.give_consent();
-            if self.learned.is_some()
-                || self.step == self.engine.schedule.len() && self.consent.is_none()
+            if !self.agreement.is_complete() {
+                let asks = self.as_data();
+                self.agreement.give(&mut self.engine.links, asks);
+            }
+            let has_learned = self.agreement.learned.is_some();
+            if has_learned
+                || self.step == self.engine.schedule.len() && self.agreement.is_complete()
             {
                 // This rank's last word may not be with the others yet.
                 if self.engine.has_backlog() {
@@ -305,14 +333,21 @@ impl<'a> Run<'a> {
                     self.read(peer, cx)?;
                 }
             }
-            if self.learned.is_some() {
+            if self.agreement.learned.is_some() {
                 return Ok(true);
             }
-            if self.consent.as_ref().is_some_and(Consent::can_go_on) {
+            if self.agreement.can_go_on() {
                 continue;
             }
             if self.step < self.engine.schedule.len() && self.transfers_done() {
-                self.do_local_actions();
+                let Engine {
+                    schedule,
+                    work,
+                    world,
+                    ..
+                } = &mut *self.engine;
+                let step = schedule.step(self.step);
+                place::act(step, &self.request, *world, &mut self.in_place, work);
                 self.step += 1;
                 self.enter_step();
                 continue;
@@ -320,152 +355,75 @@ impl<'a> Run<'a> {
             if !self.check_time(std::mem::take(&mut fired))?
                 && !self.look_ahead(cx)?
                 && !std::mem::take(&mut self.unsaid)
-                && self.missing != Missing::Unknown
+                && self.linked != Linked::Unknown
             {
                 return Ok(false);
             }
         }
     }
 
-    fn take_signals(&mut self, cx: &Context<'_>) -> Result<(), CollectiveError> {
-        let (arrivals, requests, notices) = {
-            let mut state = self.place.signals.lock();
-            state.register(cx);
-            if let Some(error) = state.obstacle(self.tag) {
-                return self.verdict.hear(Event::Word(error));
-            }
-            if state.is_nothing_new() {
-                return Ok(());
-            }
-            let requests = std::mem::take(&mut state.requests);
-            (state.take_arrivals(), requests, state.notices())
-        };
-        if !arrivals.is_empty() {
-            self.watch.stir();
-        }
-        // All are taken in before any of them ends the operation.
-        let mut failure = None;
-        for arrival in arrivals {
-            let peer = arrival.rank;
-            let link = &self.engine.links[peer as usize];
-            let replaces = link.is_up() && link.used;
-            // Begun for another operation, or for a peer that had asked for it: it may be the time of that which has passed.
-            let is_old = !arrival.theirs && !link.begun;
-            match self.engine.arrive(arrival, &notices) {
-                Ok(()) => {
-                    let made = Event::LinkMade {
-                        rank: Rank(peer),
-                        replaces: replaces && self.needs(peer),
-                    };
-                    match self.verdict.hear(made) {
-                        Ok(()) if !replaces => {
-                            self.repeat_words(peer);
-                            self.tell_newcomer(peer);
-                        }
-                        Ok(()) => {}
-                        Err(error) => failure = Some(error),
-                    }
-                }
-                Err(_) if is_old => self.missing = Missing::Unknown,
-                // A link that has come all the same will do.
-                Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
-                    failure = self.lack(peer, &error).err().or(failure);
-                }
-                Err(_) => {}
-            }
-        }
-        // After that: what is asked for may just have come.
-        for peer in requests {
-            if self.engine.may_begin_link(peer) {
-                (self.place.connect)(peer);
-            }
-        }
-        failure.map_or(Ok(()), Err)
+    fn transfers_done(&self) -> bool {
+        self.engine.progress.iter().all(|progress| progress.done)
     }
 
-    /// There is no link to a peer that this rank needs.
-    fn lack(&mut self, peer: u32, error: &LaneError) -> Result<(), CollectiveError> {
-        let numbers = {
-            let state = self.place.signals.lock();
-            move |rank: u32| (Rank(rank), Rank(state.job_rank(rank)))
-        };
-        let me = self.engine.me;
-        let ((me, own), peer, dials) = (numbers(me), numbers(peer), self.engine.dials(peer));
-        let cause = Cause::unlinked(error, own, peer, dials);
-        let error = cause.into_own_error(me, CallId(self.tag.call), &self.request.to_string());
-        self.verdict.hear(Event::NoLink {
-            rank: peer.0,
-            at: Instant::now(),
-            error,
-        })
+    fn enter_step(&mut self) {
+        let Engine {
+            schedule, progress, ..
+        } = &mut *self.engine;
+        progress.clear();
+        progress.extend(schedule.step(self.step).iter().map(|action| Progress {
+            bytes: 0,
+            done: action.transfer().is_none(),
+        }));
+        self.keep();
+        self.watch.stir();
     }
 
-    /// The link to a peer that this rank needs has ended.
-    fn lack_link(&mut self, peer: u32) -> Result<(), CollectiveError> {
-        if self.verdict.suspects(Rank(peer)) {
-            return Ok(());
+    /// Keeps what the present step may overwrite in the caller's buffer.
+    fn keep(&mut self) {
+        if let Some(place) = &mut self.in_place {
+            let Engine { schedule, work, .. } = &mut *self.engine;
+            place.keep(work, schedule.step(self.step), &self.request);
         }
-        let link = &self.engine.links[peer as usize];
-        let (reason, at) = match &link.ended {
-            Some(ended) => (ended.reason.as_str(), ended.at),
-            None => ("its link ended", Instant::now()),
-        };
-        let state = self.place.signals.lock();
-        let host = state
-            .host_of(peer)
-            .map_or_else(String::new, |host| format!("on host {host}: "));
-        let reason = if self.place.patience.is_zero() {
-            format!("{host}{reason}")
-        } else {
-            format!(
-                "link lost to rank {}: {host}{reason}; nothing else was heard of the rank's end within {:.1} s",
-                state.job_rank(peer),
-                self.place.patience.as_secs_f64()
-            )
-        };
-        drop(state);
-        self.verdict.hear(Event::LinkEnded {
-            rank: Rank(peer),
-            at,
-            reason,
-            is_used: link.used,
-        })
     }
 
-    /// Starts making all links that the operation will use and that are this rank's to make.
-    fn want_links(&mut self) -> Result<(), CollectiveError> {
-        let Self {
-            engine,
-            place,
-            verdict,
-            ..
-        } = self;
-        self.missing = Missing::No;
-        // A peer that has all that it needs from this step may be gone.
-        let mut gone = Vec::new();
-        let consenting = self
-            .consent
-            .iter()
-            .flat_map(|consent| consent.peers(engine.me, engine.world));
-        for peer in engine.schedule.peers_from(self.step).chain(consenting) {
-            let dials = engine.dials(peer);
-            let link = &mut engine.links[peer as usize];
-            if link.is_up() {
-                continue;
-            }
-            if !link.connecting && link.is_over() {
-                gone.push(peer);
-                continue;
-            }
-            self.missing = Missing::Awaited;
-            if dials && !link.connecting && !verdict.suspects(Rank(peer)) {
-                (link.connecting, link.begun) = (true, true);
-                (place.connect)(peer);
-            }
+    /// What this rank asks for, in a frame without elements.
+    fn as_data(&self) -> Data {
+        Data {
+            generation: self.engine.generation,
+            tag: self.tag,
+            operation: self.request,
+            step: 0,
+            offset: 0,
+            length: 0,
         }
-        match gone.into_iter().find(|peer| self.needs(*peer)) {
-            Some(peer) => self.lack_link(peer),
-            None => Ok(()),
+    }
+
+    /// The frame that says what this rank asks for.
+    fn ask_frame(&self) -> [u8; HEADER] {
+        Header::Ask(self.as_data()).encode()
+    }
+
+    /// Tells a peer that has no data what is asked for.
+    fn peer_has_joined(&mut self, peer: u32) {
+        let frame = self.ask_frame();
+        let link = &mut self.engine.links[peer as usize];
+        link.said.joined_in = Some(self.tag);
+        if !self.request.is_join() {
+            link.notify(&frame);
+        }
+    }
+
+    /// Answers peers that said that they have no data while this rank had none either, and knew nothing to tell them.
+    fn answer_joined(&mut self) {
+        if self.request.is_join() {
+            return;
+        }
+        let frame = self.ask_frame();
+        for link in &mut self.engine.links {
+            if link.said.joined_in == Some(self.tag) {
+                link.notify(&frame);
+            }
         }
     }
 
@@ -495,7 +453,7 @@ impl<'a> Run<'a> {
         }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.
-            let notice = call_notice(self.engine.generation, self.tag.call, &cause);
+            let notice = cause.call_notice(self.engine.generation, self.tag.call);
             self.engine.notify_all(&notice);
             self.place
                 .signals
@@ -514,15 +472,9 @@ impl<'a> Run<'a> {
         // What does not go now is sent by whoever attends to the links.
         self.engine.flush_now();
     }
-
-    fn link_neighbours(&mut self) {
-        for peer in self.engine.unlinked_neighbours() {
-            (self.place.connect)(peer);
-        }
-    }
 }
 
-impl Drop for Run<'_> {
+impl Drop for Driver<'_> {
     fn drop(&mut self) {
         if !self.finished {
             self.give_up(&CollectiveError::Aborted {

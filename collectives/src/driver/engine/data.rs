@@ -2,10 +2,10 @@
 
 use super::Engine;
 use crate::copy;
-use crate::element::{self, Element};
+use crate::element::Element;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::reduce::{self, Finish};
+use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
+use crate::reduce::{self, finish_of};
 use crate::schedule::{Algorithm, Equal, Group, Offsets, Rows};
 
 impl Engine {
@@ -231,7 +231,7 @@ impl Engine {
         for output in &self.schedule.outputs {
             let from = &self.work.bytes()[output.from.start * size..output.from.end() * size];
             let into = &mut result[output.to..output.to + output.from.len];
-            element::store(into, operation.wire, from);
+            reduce::store(into, operation.wire, from);
         }
     }
 
@@ -262,19 +262,4 @@ fn convert_in(operation: &Operation, place: &mut [u8], input: &[u8]) {
         (Some(dtype), Some(wire)) => reduce::convert(wire, place, dtype, input),
         _ => copy::slice(input, place),
     }
-}
-
-/// Bytes of an element; a barrier has none to speak of.
-pub(crate) fn element_size(operation: &Operation) -> usize {
-    match operation.kind {
-        // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
-        OperationKind::AllGatherCounts => size_of::<u64>(),
-        _ => operation.wire_type().map_or(1, crate::DType::size),
-    }
-}
-
-/// What is done to combined values.
-pub(crate) fn finish_of(operation: &Operation, world: u32) -> Option<Finish> {
-    let op = operation.reduce?;
-    Some(Finish::of(op, world, operation.postscale))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::operation::OperationKind;
+use super::OperationKind;
 
 /// How an operation is done. The table is at [`schedule`](crate::schedule).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ impl Algorithm {
     ];
 
     /// The algorithms for a kind of operation, in a world of more than one rank; the last resort comes first. Those of
-    /// two levels want a [`Layout`](super::Layout).
+    /// two levels want a [`Layout`](crate::schedule::Layout).
     #[must_use]
     pub const fn able(kind: OperationKind) -> &'static [Self] {
         use OperationKind as Kind;

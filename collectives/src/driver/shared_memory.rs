@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use super::Run;
+use super::Driver;
 use crate::error::CollectiveError;
 use crate::header::{Header, Share};
 use crate::shm::arena::Outcome;
@@ -27,7 +27,7 @@ pub(crate) enum Mode {
     Shared,
 }
 
-impl Run<'_> {
+impl Driver<'_> {
     /// Agrees with all ranks on whether memory is shared. Returns whether that is settled.
     pub(super) fn advance_form(&mut self, cx: &mut Context<'_>) -> Result<bool, CollectiveError> {
         self.take_signals(cx)?;
@@ -38,7 +38,7 @@ impl Run<'_> {
         };
         if matches!(self.engine.shm, Sharing::Asked) {
             match asked {
-                Some(true) => self.engine.form(self.job),
+                Some(true) => self.engine.form(self.place.job),
                 Some(false) => self.engine.shm = Sharing::Off,
                 None => {
                     return self.form_in_time().map(|()| false);
@@ -106,7 +106,7 @@ impl Run<'_> {
     fn refuse_for_ever(&mut self) {
         let frame = self.engine.say(Share::Refuse);
         self.engine.flush_now();
-        self.place.signals.lock().refusal = Some(frame);
+        self.place.signals.lock().notices.refusal = Some(frame);
     }
 
     /// The operation ends. What was done so far for sharing memory is where the next one goes on.
@@ -146,11 +146,7 @@ impl Run<'_> {
                 self.lack_link(peer)?;
                 continue;
             }
-            if !link.connecting && self.engine.dials(peer) && !self.verdict.suspects(Rank(peer)) {
-                let link = &mut self.engine.links[peer as usize];
-                (link.connecting, link.begun) = (true, true);
-                (self.place.connect)(peer);
-            }
+            self.begin_link(peer);
         }
         Ok(complete)
     }
@@ -288,7 +284,7 @@ impl Run<'_> {
         let through: Vec<Rank> = through.collect();
         self.verdict.acquit(&through);
         self.verdict.judge_suspicions(now)?;
-        if now >= self.deadline {
+        if now >= self.limit.deadline {
             let late = self.engine.late_in_shared();
             return Err(self.verdict.late(now, late));
         }

@@ -8,19 +8,17 @@ use kolo_transport::ids::Generation;
 
 use crate::blocking::processors;
 use crate::cause::Cause;
-use crate::header::{Data, Header};
+use crate::header::{Data, Header, SEGMENT};
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::{Operation, Tag};
-use crate::schedule::{Action, Choices, Layout, Schedule, Tuning};
+use crate::rank_shared::signals::{Arrival, Choice};
+use crate::schedule::{Action, Choices, Layout, Schedule, Span, Tuning};
 use crate::scratch::Scratch;
 use crate::shm::setup::Sharing;
-use crate::signals::Arrival;
 
 mod data;
 mod shared;
-
-pub(crate) use data::{element_size, finish_of};
 
 /// How far an action of the present step is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,6 +26,30 @@ pub(crate) struct Progress {
     /// Bytes that are through.
     pub(crate) bytes: usize,
     pub(crate) done: bool,
+}
+
+impl Progress {
+    /// The bytes of a transfer that go in its next frame, in the working buffer of elements of this size.
+    pub(super) fn segment(self, action: Action, size: usize) -> Span {
+        let span = span_of(action);
+        let start = span.start * size + self.bytes;
+        let left = span.len * size - self.bytes;
+        Span::between(start, start + left.min(SEGMENT))
+    }
+
+    /// After so many more bytes.
+    pub(super) fn after(self, action: Action, size: usize, bytes: usize) -> Self {
+        let bytes = self.bytes + bytes;
+        Self {
+            bytes,
+            done: bytes == span_of(action).len * size,
+        }
+    }
+}
+
+/// Of a transfer.
+fn span_of(action: Action) -> Span {
+    action.transfer().map_or(Span::default(), |(_, span)| span)
 }
 
 #[derive(Debug)]
@@ -103,11 +125,11 @@ impl Engine {
     }
 
     /// Takes new settings, if their version is another one.
-    pub(crate) fn settle(&mut self, version: u64, tuning: Tuning, layout: &Arc<Layout>) {
-        if self.settings != version {
-            self.settings = version;
-            self.choices = Choices::new(tuning, layout.shape());
-            self.layout = Arc::clone(layout);
+    pub(crate) fn settle(&mut self, choice: &Choice) {
+        if self.settings != choice.version {
+            self.settings = choice.version;
+            self.choices = Choices::new(choice.tuning, choice.layout.shape());
+            self.layout = Arc::clone(&choice.layout);
             self.made_for = None;
         }
     }
@@ -255,10 +277,10 @@ impl Engine {
 
     /// The frame that says something about an operation.
     pub(crate) fn notice(&self, tag: Tag, cause: &Cause) -> Vec<u8> {
-        notice(self.generation, tag, cause)
+        cause.notice(self.generation, tag)
     }
 
-    /// Says that this rank takes what came in an operation that [waits](crate::run::Run::until_taken) for that.
+    /// Says that this rank takes what came in an operation that [waits](crate::driver::Driver::until_taken) for that.
     pub(crate) fn give_word(&mut self, tag: Tag, operation: Operation) {
         let word = Header::Consent(Data {
             generation: self.generation,
@@ -287,35 +309,6 @@ impl Engine {
             link.stage.release();
         }
     }
-}
-
-/// The frame that says that a rank takes part in no more operations of a call.
-pub(crate) fn call_notice(generation: Generation, call: u64, cause: &Cause) -> Vec<u8> {
-    let text = cause.encode();
-    let header = Header::AbortCall {
-        generation,
-        call,
-        length: text.len() as u32,
-    };
-    frame(&header, &text)
-}
-
-/// The frame that says something about an operation.
-pub(crate) fn notice(generation: Generation, tag: Tag, cause: &Cause) -> Vec<u8> {
-    let text = cause.encode();
-    let header = Header::AbortOperation {
-        generation,
-        tag,
-        length: text.len() as u32,
-    };
-    frame(&header, &text)
-}
-
-/// A frame of a header and its payload.
-fn frame(header: &Header, payload: &[u8]) -> Vec<u8> {
-    let mut frame = header.encode().to_vec();
-    frame.extend_from_slice(payload);
-    frame
 }
 
 /// The first transfer with this peer that is not done, in one direction.

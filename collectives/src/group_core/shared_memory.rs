@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{FOREVER, Inner, Turn, drive};
+use super::{FOREVER, GroupCore, OpGuard, drive};
 use crate::blocking::Alarm;
+use crate::driver::Driver;
+use crate::driver::engine::Engine;
 use crate::element::{self, Element};
-use crate::engine::Engine;
 use crate::error::CollectiveError;
 use crate::handle::Progress;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::options::Options;
-use crate::run::{Place, Run};
 use crate::shm::arena::{Arena, Buffers, Outcome};
 use crate::shm::buffer::SharedBuffer;
 use crate::shm::map::MOST_RANKS;
@@ -65,16 +65,16 @@ pub(crate) enum Shared {
 #[derive(Debug)]
 pub(crate) enum Quick<'a> {
     /// To the end: the result can be stored.
-    Done(Turn<'a>),
-    /// It has begun: [`Turn::resume`].
-    Begun(Turn<'a>, Tag),
+    Done(OpGuard<'a>),
+    /// It has begun: [`OpGuard::resume`].
+    Begun(OpGuard<'a>, Tag),
     /// It can't be done here, and the others know.
     Failed(CollectiveError),
     /// Nowhere: nothing was done.
     No,
 }
 
-impl Inner {
+impl GroupCore {
     /// Begins an operation in shared memory, and waits a little for its end, if nothing at all stands in the way: no
     /// other operation, no news, no failure. Allocates nothing.
     #[inline]
@@ -90,7 +90,7 @@ impl Inner {
         })
     }
 
-    /// As [`Inner::quick`], of buffers in the memory.
+    /// As [`GroupCore::quick`], of buffers in the memory.
     pub(crate) fn quick_buffers<'a, T: Element>(
         self: &'a Arc<Self>,
         operation: &Operation,
@@ -145,7 +145,7 @@ impl Inner {
         let begun = begin(arena, tag, plan);
         // What the others give is on its way: what else there is to do costs no time now.
         self.listener.disturb();
-        let mut turn = Turn {
+        let mut turn = OpGuard {
             inner: self,
             engine,
             operation: *operation,
@@ -162,7 +162,7 @@ impl Inner {
             turn.quick = false;
             return Quick::Failed(turn.refuse(tag, error));
         }
-        let recorder = &self.family.recorder;
+        let recorder = &self.rank_shared.recorder;
         let (place, times) = ((self.id, tag), (asked, started));
         let arena = turn.engine.shm.active();
         let looked = arena.map(|arena| arena.look(input, &mut []));
@@ -178,7 +178,7 @@ impl Inner {
     }
 }
 
-impl Turn<'_> {
+impl OpGuard<'_> {
     /// Waits for the end of an operation that [has begun](Quick::Begun). Returns where it was done.
     pub(crate) async fn resume<A: Alarm>(
         &mut self,
@@ -197,7 +197,7 @@ impl Turn<'_> {
         Ok(shared)
     }
 
-    /// As [`Turn::run`], of buffers in shared memory. Returns where it was done; `None` if the buffer is not in this memory: then
+    /// As [`OpGuard::run`], of buffers in shared memory. Returns where it was done; `None` if the buffer is not in this memory: then
     /// nothing was done.
     pub(crate) async fn run_buffers<A: Alarm, T: Element>(
         &mut self,
@@ -259,13 +259,14 @@ impl Turn<'_> {
                 .map(|rank| Rank(inner.job_rank(rank)))
                 .collect();
             let few = (2..=MOST_RANKS).contains(&inner.world);
-            let Some(one_host) = few.then(|| inner.family.is_one_host(&ranks)).flatten() else {
+            let Some(one_host) = few.then(|| inner.rank_shared.is_one_host(&ranks)).flatten()
+            else {
                 self.engine.shm = Sharing::Off;
                 return Ok(());
             };
             self.engine.shm = Sharing::Asked;
             let weak = Arc::downgrade(inner);
-            inner.family.handle.spawn(async move {
+            inner.rank_shared.handle.spawn(async move {
                 let answer = one_host.await;
                 if let Some(inner) = weak.upgrade() {
                     inner.signals.change(|state| state.one_host = Some(answer));
@@ -274,24 +275,21 @@ impl Turn<'_> {
         }
         self.engine.unplan();
         let connect = |peer| inner.connect(peer);
-        let place = Place {
-            signals: &inner.signals,
-            stalls: &inner.family.stalls,
-            connect: &connect,
-            id: inner.id,
-            patience: inner.family.patience(),
-        };
+        let place = inner.place(&connect);
         // Whoever asks what this rank does is told of the operation that it waits to begin.
         let recording = self.recording(tag, operation);
         let times = (self.started, self.deadline);
-        let run = Run::new(&mut self.engine, place, operation, tag, times).forming(inner.job);
+        let run = Driver::new(&mut self.engine, place, operation, tag, times).forming();
         let result = drive(run, alarm).await;
         match result {
             Ok(_) => {
                 self.recorded = Some(recording.pass_on());
                 if let Some(arena) = self.engine.shm.active() {
                     let (members, me) = (inner.job_ranks(), inner.job_rank(inner.me));
-                    inner.family.recorder.shares(arena.map.moved(), members, me);
+                    inner
+                        .rank_shared
+                        .recorder
+                        .shares(arena.map.moved(), members, me);
                 }
                 Ok(())
             }
@@ -327,8 +325,7 @@ impl Turn<'_> {
         }
         let obstacle = {
             let state = self.inner.signals.lock();
-            self.engine
-                .settle(state.settings, state.tuning, &state.layout);
+            self.engine.settle(&state.choice);
             state.obstacle(tag)
         };
         if let Some(error) = obstacle {
@@ -389,16 +386,10 @@ impl Turn<'_> {
         } else {
             self.engine.unplan();
             let connect = |peer| inner.connect(peer);
-            let place = Place {
-                signals: &inner.signals,
-                stalls: &inner.family.stalls,
-                connect: &connect,
-                id: inner.id,
-                patience: inner.family.patience(),
-            };
+            let place = inner.place(&connect);
             let times = (self.started, self.deadline);
             let blocking = alarm.may_sleep();
-            let run = Run::new(&mut self.engine, place, operation, tag, times)
+            let run = Driver::new(&mut self.engine, place, operation, tag, times)
                 .shared_memory(blocking, input, result);
             if blocking {
                 run.wait().map(drop)

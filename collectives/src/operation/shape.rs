@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use super::{Operation, OperationKind};
 use crate::element::DType;
-use crate::operation::{Operation, OperationKind};
 
 /// Bits below the tag.
 const BITS: u32 = 61;

@@ -1,5 +1,6 @@
 //! What the clones of a communicator share, and how an operation gets its turn.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -8,35 +9,33 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use kolo_transport::awake::Awake;
 use kolo_transport::ids::{Generation, JobId, Rank};
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
 
 use crate::blocking::Alarm;
 use crate::cause::Cause;
-use crate::engine::{Engine, call_notice};
+use crate::driver::engine::Engine;
+use crate::driver::{Place, TimeLimit};
 use crate::error::CollectiveError;
-use crate::group::{Family, GroupId, Kind};
 use crate::handle::Progress;
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::listen::Listener;
-use crate::negotiation::Negotiation;
 use crate::operation::{Operation, OperationKind, Tag};
+use crate::rank_shared::listener::Listener;
+use crate::rank_shared::signals::{Arrival, Signals};
+use crate::rank_shared::{GroupId, Kind, RankShared};
 use crate::record::ShortName;
-use crate::run::{MOST, TURN};
-use crate::signals::{Arrival, Signals};
 
 mod member;
-mod shared;
+mod op_guard;
+mod shared_memory;
 #[cfg(test)]
 mod tests;
-mod turn;
 
-pub(crate) use shared::{Quick, Shared};
-pub(crate) use turn::Turn;
-use turn::drive;
+pub(crate) use op_guard::OpGuard;
+use op_guard::drive;
+pub(crate) use shared_memory::{Quick, Shared};
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -47,7 +46,16 @@ const AT_ONCE: usize = 64;
 /// So long at least what is to be said waits for peers that do not read, until the listener sees to it.
 const ATTENDED: Duration = Duration::from_secs(2);
 
-pub(crate) struct Inner {
+/// What runs the operations of a group that are told apart by name. It uses groups, so that they know of it no more than this.
+pub(crate) trait Named: Any + Send + Sync {
+    /// The group in which it runs them.
+    fn data(&self) -> &GroupCore;
+}
+
+/// Starts what runs the named operations of a group.
+pub(crate) type StartNamed = fn(&GroupCore) -> Arc<dyn Named>;
+
+pub(crate) struct GroupCore {
     pub(crate) me: u32,
     pub(crate) world: u32,
     pub(crate) generation: Generation,
@@ -61,29 +69,31 @@ pub(crate) struct Inner {
     pub(crate) listener: Arc<Listener>,
     /// What runs handles.
     pub(crate) progress: OnceLock<Progress>,
-    /// Operations that are told apart by name.
-    negotiation: OnceLock<Arc<Negotiation>>,
+    start_named: StartNamed,
+    /// Operations that are told apart by name, once there was one.
+    named: OnceLock<Arc<dyn Named>>,
     /// How many groups were made out of this one of the same members.
     made: std::sync::Mutex<HashMap<GroupId, u64>>,
     /// For what one rank sends to one other, by sender and receiver.
-    pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<Inner>>>,
+    pub(crate) pairs: std::sync::Mutex<HashMap<(u32, u32), Arc<GroupCore>>>,
     /// Dropped last: with the connector the runtime may end, which delivers what is in dropped lanes.
-    pub(crate) family: Arc<Family>,
+    pub(crate) rank_shared: Arc<RankShared>,
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for GroupCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner")
+        f.debug_struct("GroupCore")
             .field("me", &self.me)
             .finish_non_exhaustive()
     }
 }
 
-impl Inner {
+impl GroupCore {
     /// The group of all ranks.
-    pub(crate) fn root(family: Family) -> Arc<Self> {
-        let (me, world) = (family.me, family.world);
-        Self::make(Arc::new(family), GroupId::WORLD, None, (me, world))
+    pub(crate) fn root(rank_shared: RankShared, start_named: StartNamed) -> Arc<Self> {
+        let (me, world) = (rank_shared.me, rank_shared.world);
+        let rank_shared = Arc::new(rank_shared);
+        Self::make(rank_shared, start_named, GroupId::WORLD, None, (me, world))
     }
 
     /// A group; this rank is the one at `me` in `members`.
@@ -91,18 +101,25 @@ impl Inner {
         let world = members.len() as u32;
         let members: Arc<[u32]> = members.into();
         let inner = {
-            let _still = self.family.still();
-            let inner = Self::make(Arc::clone(&self.family), id, Some(members), (me, world));
+            let _still = self.rank_shared.still();
+            let inner = Self::make(
+                Arc::clone(&self.rank_shared),
+                self.start_named,
+                id,
+                Some(members),
+                (me, world),
+            );
             self.signals
                 .copy_to(&inner.signals, |member| inner.position(member));
             inner
         };
-        self.family.offer(&inner);
+        self.rank_shared.offer(&inner);
         inner
     }
 
     fn make(
-        family: Arc<Family>,
+        rank_shared: Arc<RankShared>,
+        start_named: StartNamed,
         id: GroupId,
         members: Option<Arc<[u32]>>,
         (me, world): (u32, u32),
@@ -110,50 +127,62 @@ impl Inner {
         let inner = Arc::new(Self {
             me,
             world,
-            generation: family.generation,
-            job: family.job,
+            generation: rank_shared.generation,
+            job: rank_shared.job,
             id,
             signals: Signals::new(world, members.clone()),
-            engine: Mutex::new(Engine::new(me, world, family.generation, members.clone())),
+            engine: Mutex::new(Engine::new(
+                me,
+                world,
+                rank_shared.generation,
+                members.clone(),
+            )),
             members,
-            family,
+            rank_shared,
             listener: Arc::default(),
             progress: OnceLock::new(),
-            negotiation: OnceLock::new(),
+            start_named,
+            named: OnceLock::new(),
             made: std::sync::Mutex::default(),
             pairs: std::sync::Mutex::default(),
         });
-        inner.family.join(id, &inner);
-        inner.listener.start(&inner);
+        inner.rank_shared.join(id, &inner);
+        if world > 1 {
+            inner.listener.start(&inner, &inner.rank_shared.handle);
+        }
         inner
     }
 
     /// What runs named operations; made at first use.
-    pub(crate) fn negotiation(&self) -> &Arc<Negotiation> {
-        if let Some(negotiation) = self.negotiation.get() {
-            return negotiation;
+    pub(crate) fn named(&self) -> &Arc<dyn Named> {
+        if let Some(named) = self.named.get() {
+            return named;
         }
-        let start = || Negotiation::start(self);
-        let negotiation = self.negotiation.get_or_init(start);
+        let named = self.named.get_or_init(|| (self.start_named)(self));
         // The settings may have changed while it started.
         self.retune();
-        negotiation
+        named
+    }
+
+    /// The reserved group of what runs named operations.
+    pub(crate) fn named_id(&self) -> GroupId {
+        self.id.child(Kind::Negotiation, 0, &self.job_ranks())
     }
 
     /// What algorithms are chosen by has changed: the groups that this one has made for itself do the same.
     pub(crate) fn retune(&self) {
         let (tuning, layout) = {
             let state = self.signals.lock();
-            (state.tuning, Arc::clone(&state.layout))
+            (state.choice.tuning, Arc::clone(&state.choice.layout))
         };
-        if let Some(negotiation) = self.negotiation.get() {
-            let data = negotiation.data();
+        if let Some(named) = self.named.get() {
+            let data = named.data();
             data.signals.lock().choose_by(tuning, layout);
         }
         let pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         for pair in pairs.values() {
             let mut state = pair.signals.lock();
-            let layout = Arc::clone(&state.layout);
+            let layout = Arc::clone(&state.choice.layout);
             state.choose_by(tuning, layout);
         }
     }
@@ -164,7 +193,7 @@ impl Inner {
         let pair = pairs.entry((from, to)).or_insert_with(|| {
             let members = [self.job_rank(from), self.job_rank(to)];
             let id = self.pair_id(members);
-            self.family.name_pair(id, members[0], members[1]);
+            self.rank_shared.name_pair(id, members[0], members[1]);
             self.group(id, members.to_vec(), u32::from(from != self.me))
         });
         Arc::clone(pair)
@@ -212,7 +241,7 @@ impl Inner {
 
     /// An error for the caller, who knows ranks by their numbers among all.
     pub(crate) fn outward(&self, error: CollectiveError) -> CollectiveError {
-        self.family.add_who_waits(self.with_job_ranks(error))
+        self.rank_shared.add_who_waits(self.with_job_ranks(error))
     }
 
     fn with_job_ranks(&self, error: CollectiveError) -> CollectiveError {
@@ -254,7 +283,7 @@ impl Inner {
 
     /// A timer of the communicator's own runtime, for async operations on any executor.
     pub(crate) fn sleep(&self) -> Sleep {
-        let _context = self.family.handle.enter();
+        let _context = self.rank_shared.handle.enter();
         tokio::time::sleep(FOREVER)
     }
 
@@ -264,7 +293,7 @@ impl Inner {
         alarm: &mut A,
         started: Instant,
         operation: &'static str,
-    ) -> Result<(Turn<'_>, Tag), CollectiveError> {
+    ) -> Result<(OpGuard<'_>, Tag), CollectiveError> {
         let waiting = Waiting::new(self, operation);
         let turn = self.turn_without_number(alarm, started, operation).await?;
         waiting.end();
@@ -272,13 +301,13 @@ impl Inner {
         Ok((turn, tag))
     }
 
-    /// As [`Inner::turn`], for what has a number already.
+    /// As [`GroupCore::turn`], for what has a number already.
     pub(crate) async fn turn_without_number<A: Alarm>(
         self: &Arc<Self>,
         alarm: &mut A,
         started: Instant,
         operation: &'static str,
-    ) -> Result<Turn<'_>, CollectiveError> {
+    ) -> Result<OpGuard<'_>, CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
         let mut deadline = started + timeout;
         let handles = self.progress.get().and_then(Progress::ahead);
@@ -289,7 +318,7 @@ impl Inner {
         let engine = if let Some(engine) = free {
             engine
         } else {
-            let mut awake = Awake::new(Instant::now(), MOST);
+            let mut limit = TimeLimit::new(started, deadline);
             let mut lock = pin!(async {
                 // What was given to handles before comes first.
                 if let Some(handles) = handles {
@@ -298,18 +327,18 @@ impl Inner {
                 let _wanted = self.signals.want();
                 self.engine.lock().await
             });
-            poll_fn(|cx| {
+            let engine = poll_fn(|cx| {
                 if let Poll::Ready(engine) = lock.as_mut().poll(cx) {
                     return Poll::Ready(Ok(engine));
                 }
                 // What has the turn has more time, too, if this process stood still.
                 while alarm
-                    .poll_at(deadline.min(awake.ticked() + TURN), cx)
+                    .poll_at(limit.deadline.min(limit.next_turn()), cx)
                     .is_ready()
                 {
                     let now = Instant::now();
-                    deadline += awake.stood_still(now);
-                    if now >= deadline {
+                    limit.move_on(now);
+                    if now >= limit.deadline {
                         return Poll::Ready(Err(CollectiveError::Deadline {
                             operation: operation.to_owned(),
                             waited: timeout,
@@ -319,10 +348,12 @@ impl Inner {
                     }
                 }
                 Poll::Pending
-            })
-            .await?
+            });
+            let engine = engine.await?;
+            deadline = limit.deadline;
+            engine
         };
-        let mut turn = Turn {
+        let mut turn = OpGuard {
             inner: self,
             engine,
             operation: Operation::BARRIER,
@@ -350,7 +381,7 @@ impl Inner {
             tracing::debug!(rank = self.me, %tag, %error, "gave up");
             engine.previous = None;
             let notice = engine.tell(tag, &Cause::of(&error, Rank(self.me)));
-            state.put_notice(notice);
+            state.notices.put(notice);
             if index % AT_ONCE == 0 {
                 // A peer that reads hears of all of them: more do not wait on a link than it has room for.
                 engine.flush_now();
@@ -358,16 +389,28 @@ impl Inner {
         }
     }
 
-    /// Starts making a link; the lane comes by [`Inner::arrive`]. One that is the peer's to make is asked for.
+    /// Where an operation runs; `connect` is [`GroupCore::connect`] of this group.
+    fn place<'a>(&'a self, connect: &'a (dyn Fn(u32) + Sync)) -> Place<'a> {
+        Place {
+            signals: &self.signals,
+            stalls: &self.rank_shared.stalls,
+            connect,
+            id: self.id,
+            job: self.job,
+            patience: self.rank_shared.patience(),
+        }
+    }
+
+    /// Starts making a link; the lane comes by [`GroupCore::arrive`]. One that is the peer's to make is asked for.
     fn connect(self: &Arc<Self>, peer: u32) {
         let rank = self.job_rank(peer);
-        if rank > self.family.me {
-            self.family.request(self.id, rank);
+        if rank > self.rank_shared.me {
+            self.rank_shared.request(self.id, rank);
             return;
         }
-        let connecting = self.family.connect(self.id, rank);
+        let connecting = self.rank_shared.connect(self.id, rank);
         let inner = Arc::downgrade(self);
-        self.family.handle.spawn(async move {
+        self.rank_shared.handle.spawn(async move {
             let lane = connecting.await;
             if let Some(inner) = inner.upgrade() {
                 inner.arrive(peer, lane.map(Link::over).map(Box::new), false);
@@ -397,21 +440,21 @@ impl Inner {
     pub(crate) fn abort_call(self: &Arc<Self>, call: u64, reason: &str) {
         let news = self.signals.change(|state| {
             if state.call != call
-                || matches!(state.call_notice, Some((noticed, _)) if noticed == call)
+                || matches!(state.notices.call, Some((noticed, _)) if noticed == call)
             {
                 return false;
             }
             let echo = state
                 .last_failure
                 .clone()
-                .or_else(|| self.inward(self.family.last_failure(call)?))
+                .or_else(|| self.inward(self.rank_shared.last_failure(call)?))
                 .filter(|error| error.culprit_rank().is_some());
             let own = CollectiveError::Aborted {
                 reason: reason.to_owned(),
             };
             let cause = Cause::of(echo.as_ref().unwrap_or(&own), Rank(self.me));
-            state.call_notice = Some((call, call_notice(self.generation, call, &cause)));
-            state.notice_pending = true;
+            state.notices.call = Some((call, cause.call_notice(self.generation, call)));
+            state.notices.is_call_pending = true;
             state.call_failed.get_or_insert(own);
             true
         });
@@ -435,11 +478,11 @@ impl Inner {
     fn give_notice(self: &Arc<Self>, engine: &mut Engine) {
         let (arrivals, notice, old) = {
             let mut state = self.signals.lock();
-            if !std::mem::take(&mut state.notice_pending) {
+            if !std::mem::take(&mut state.notices.is_call_pending) {
                 return;
             }
-            let notice = state.call_notice.as_ref().map(|(_, frame)| frame.clone());
-            (state.take_links(), notice, state.notices_but_call())
+            let notice = state.notices.call.as_ref().map(|(_, frame)| frame.clone());
+            (state.take_links(), notice, state.notices.of_operations())
         };
         for arrival in arrivals {
             // One that this rank could not make is made again when it is needed.
@@ -460,7 +503,7 @@ impl Inner {
             }
         }
         let inner = Arc::clone(self);
-        self.family
+        self.rank_shared
             .handle
             .spawn(async move { inner.attend_until_done().await });
     }
@@ -477,7 +520,7 @@ impl Inner {
                 let mut state = self.signals.lock();
                 state.register(cx);
                 let requests = std::mem::take(&mut state.requests);
-                (state.take_links(), requests, state.notices())
+                (state.take_links(), requests, state.notices.frames())
             };
             for arrival in arrivals {
                 drop(engine.arrive(arrival, &notices));
@@ -509,9 +552,9 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for GroupCore {
     fn drop(&mut self) {
-        self.family.leave(self.id);
+        self.rank_shared.leave(self.id);
         self.listener.end();
         // Pairs know nothing of each other.
         self.pairs
@@ -524,14 +567,14 @@ impl Drop for Inner {
 /// An operation that waits for its turn. Given up before that, it still takes its number when its turn comes,
 /// so that this rank stays in step, and the peers hear that it was cancelled.
 struct Waiting<'a> {
-    inner: &'a Arc<Inner>,
+    inner: &'a Arc<GroupCore>,
     operation: &'static str,
     call: u64,
     over: bool,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(inner: &'a Arc<Inner>, operation: &'static str) -> Self {
+    fn new(inner: &'a Arc<GroupCore>, operation: &'static str) -> Self {
         Self {
             inner,
             operation,

@@ -1,18 +1,20 @@
 //! A communicator as one of the groups of its rank: what comes to it from outside.
 
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Instant;
 
-use kolo_transport::ids::CallId;
+use kolo_transport::ids::{CallId, Rank};
 
-use super::Inner;
-use crate::group::{GroupId, Member};
+use super::GroupCore;
 use crate::lane::LaneError;
 use crate::link::Link;
-use crate::negotiation::Negotiation;
 use crate::operation::Tag;
+use crate::rank_shared::listener::{Answers, Idle, Told};
+use crate::rank_shared::{GroupId, Member};
+use crate::shm::setup::Sharing;
 
-impl Member for Inner {
+impl Member for GroupCore {
     fn lane(
         self: Arc<Self>,
         rank: u32,
@@ -32,6 +34,17 @@ impl Member for Inner {
         // Nobody has the links of a group that is being made.
         if let (Some(member), Ok(mut engine)) = (self.position(rank), self.engine.try_lock()) {
             engine.links[member as usize].connecting = true;
+        }
+    }
+
+    fn not_asked(self: Arc<Self>, rank: u32, error: LaneError) {
+        // Of a link that was up, that says that the peer is gone. One that is only slow is late.
+        let is_gone = matches!(
+            error,
+            LaneError::Unreachable { .. } | LaneError::Ended { .. }
+        );
+        if let Some(member) = self.position(rank).filter(|_| is_gone) {
+            self.arrive(member, Err(error), false);
         }
     }
 
@@ -60,12 +73,12 @@ impl Member for Inner {
         let Some(peer) = self.position(rank).filter(|peer| *peer != self.me) else {
             return;
         };
-        if self.family.is_pair(self.id) {
+        if self.rank_shared.is_pair(self.id) {
             return;
         }
-        if group == Negotiation::id_in(&self) {
-            // Whoever waits for a name is told what this rank does.
-            self.negotiation();
+        if group == self.named_id() {
+            // Ranks that wait for a name are told what this rank does.
+            self.named();
             return;
         }
         let own = self.job_rank(self.me);
@@ -81,7 +94,7 @@ impl Member for Inner {
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        Inner::abort_call(&self, call, reason);
+        GroupCore::abort_call(&self, call, reason);
     }
 
     fn revoke(self: Arc<Self>, reason: &str) {
@@ -93,5 +106,46 @@ impl Member for Inner {
             return;
         };
         self.signals.change(|state| state.lost.add(member, reason));
+    }
+}
+
+/// Most bytes of a link that are held to look what its peer asks for.
+const AHEAD: usize = 64 * 1024;
+
+impl Idle for GroupCore {
+    fn answer(self: Arc<Self>, told: &mut Vec<Told>, cx: &mut Context<'_>) -> bool {
+        let Ok(mut engine) = self.engine.try_lock() else {
+            return false;
+        };
+        let (arrivals, notices, next) = {
+            let mut state = self.signals.lock();
+            (state.take_links(), state.notices.frames(), state.next_tag())
+        };
+        for arrival in arrivals {
+            // One that this rank could not make is made again when it is needed.
+            drop(engine.arrive(arrival, &notices));
+        }
+        let answers = Answers {
+            rank_shared: &self.rank_shared,
+            group: self.id,
+            me: Rank(self.me),
+            next,
+            is_settled: matches!(engine.shm, Sharing::Active(_)),
+            ahead: AHEAD,
+            before: "",
+        };
+        told.resize(engine.links.len(), Told::default());
+        for ((peer, link), told) in (0..).zip(&mut engine.links).zip(told) {
+            answers.give(self.job_rank(peer), link, told, cx);
+        }
+        // Of failed operations, too, the rest for peers that have not read before.
+        if engine.poll_flush(cx).is_pending() {
+            tracing::trace!("a peer does not read yet");
+        }
+        drop(engine);
+        if self.signals.lock().needs_attendant() {
+            self.attend();
+        }
+        true
     }
 }

@@ -9,23 +9,24 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::Rank;
 use tokio::sync::MutexGuard;
 
-use super::Inner;
-use super::shared::{Given, Shared};
+use super::GroupCore;
+use super::shared_memory::{Given, Shared};
 use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::copy;
+use crate::driver::engine::Engine;
+use crate::driver::{Driver, InPlace};
 use crate::element::{self, DType, Element};
-use crate::engine::{Engine, element_size};
 use crate::error::CollectiveError;
+use crate::operation::element_size;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::{Begun, Moved, ShortName};
-use crate::run::{InPlace, Place, Run};
 use crate::shm::arena::Own;
 
 /// The right to run operations, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    pub(super) inner: &'a Arc<Inner>,
+pub(crate) struct OpGuard<'a> {
+    pub(super) inner: &'a Arc<GroupCore>,
     pub(super) engine: MutexGuard<'a, Engine>,
     /// What ran last, or is to run.
     pub(crate) operation: Operation,
@@ -53,7 +54,7 @@ enum Way<'a> {
     UntilTaken,
 }
 
-impl Turn<'_> {
+impl OpGuard<'_> {
     /// Runs one operation, whose algorithm is not chosen yet.
     pub(crate) async fn run<A: Alarm>(
         &mut self,
@@ -75,19 +76,17 @@ impl Turn<'_> {
             .map(drop)
     }
 
-    /// As [`Turn::run`], from the first of two ranks to the second. It is done when that one has [said](Turn::give_word) that it
+    /// As [`OpGuard::run`], from the first of two ranks to the second. It is done when that one has [said](OpGuard::give_word) that it
     /// takes what came.
     pub(crate) async fn run_until_taken<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
-        mut operation: Operation,
+        operation: Operation,
         input: &[u8],
     ) -> Result<(), CollectiveError> {
-        self.plan(tag, &mut operation)?;
-        self.make_room(tag, &operation)?;
-        self.engine.load(&operation, input);
-        self.run_planned(alarm, tag, operation, Way::UntilTaken)
+        let load = |engine: &mut Engine, operation: &Operation| engine.load(operation, input);
+        self.run_loaded(alarm, tag, operation, Way::UntilTaken, load)
             .await
             .map(drop)
     }
@@ -98,7 +97,7 @@ impl Turn<'_> {
         self.engine.give_word(tag, operation);
     }
 
-    /// As [`Turn::run`], of a buffer that is to hold the result (of a reduce, on the root). Without `stores` it stays as it is. If a broadcast fails, it may
+    /// As [`OpGuard::run`], of a buffer that is to hold the result (of a reduce, on the root). Without `stores` it stays as it is. If a broadcast fails, it may
     /// hold a part of the result on ranks that are not the root.
     pub(crate) async fn run_in_place<A: Alarm, T: Element>(
         &mut self,
@@ -137,7 +136,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// As [`Turn::run`], with a buffer for the result alone. If it fails, that may hold anything.
+    /// As [`OpGuard::run`], with a buffer for the result alone. If it fails, that may hold anything.
     pub(crate) async fn run_into<A: Alarm, T: Element>(
         &mut self,
         alarm: &mut A,
@@ -206,16 +205,14 @@ impl Turn<'_> {
             && operation.postscale.is_one()
     }
 
-    /// As [`Turn::run`], of an operation for which there is [nothing to do](Turn::is_result).
+    /// As [`OpGuard::run`], of an operation for which there is [nothing to do](OpGuard::is_result).
     async fn run_alone<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
-        mut operation: Operation,
+        operation: Operation,
     ) -> Result<(), CollectiveError> {
-        self.plan(tag, &mut operation)?;
-        self.make_room(tag, &operation)?;
-        self.run_planned(alarm, tag, operation, Way::Buffered)
+        self.run_over_links(alarm, tag, operation, |_, _| ())
             .await
             .map(drop)
     }
@@ -227,7 +224,7 @@ impl Turn<'_> {
             && operation.dtype.is_some_and(|dtype| dtype != DType::Bool)
     }
 
-    /// As [`Turn::run`], of an input in several parts. Returns whether there is a result, or the parts are that already.
+    /// As [`OpGuard::run`], of an input in several parts. Returns whether there is a result, or the parts are that already.
     pub(crate) async fn run_parts<'a, A: Alarm, I: Iterator<Item = &'a [u8]>>(
         &mut self,
         alarm: &mut A,
@@ -273,7 +270,7 @@ impl Turn<'_> {
             .map(|_| true)
     }
 
-    /// As [`Turn::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a
+    /// As [`OpGuard::run`]; `load` puts the input in its place. Returns what the others ask for, if this is a
     /// [join](Operation::JOIN) and some have data still: then nothing was done.
     pub(crate) async fn run_with<A: Alarm>(
         &mut self,
@@ -286,21 +283,33 @@ impl Turn<'_> {
         self.run_over_links(alarm, tag, operation, load).await
     }
 
-    /// As [`Turn::run_with`], whether memory is shared or not.
+    /// As [`OpGuard::run_with`], whether memory is shared or not.
     pub(crate) async fn run_over_links<A: Alarm>(
         &mut self,
         alarm: &mut A,
         tag: Tag,
+        operation: Operation,
+        load: impl FnOnce(&mut Engine, &Operation),
+    ) -> Result<Option<Operation>, CollectiveError> {
+        self.run_loaded(alarm, tag, operation, Way::Buffered, load)
+            .await
+    }
+
+    async fn run_loaded<A: Alarm>(
+        &mut self,
+        alarm: &mut A,
+        tag: Tag,
         mut operation: Operation,
+        way: Way<'_>,
         load: impl FnOnce(&mut Engine, &Operation),
     ) -> Result<Option<Operation>, CollectiveError> {
         self.plan(tag, &mut operation)?;
         self.make_room(tag, &operation)?;
         load(&mut self.engine, &operation);
-        self.run_planned(alarm, tag, operation, Way::Buffered).await
+        self.run_planned(alarm, tag, operation, way).await
     }
 
-    /// Returns whether `data` holds the result; if not, it has to be [stored](Turn::store).
+    /// Returns whether `data` holds the result; if not, it has to be [stored](OpGuard::store).
     async fn run_over_links_in_place<A: Alarm, T: Element>(
         &mut self,
         alarm: &mut A,
@@ -337,8 +346,7 @@ impl Turn<'_> {
         }
         {
             let state = self.inner.signals.lock();
-            self.engine
-                .settle(state.settings, state.tuning, &state.layout);
+            self.engine.settle(&state.choice);
         }
         self.engine.choose(operation);
         self.operation = *operation;
@@ -365,15 +373,9 @@ impl Turn<'_> {
         let recording = self.recording(tag, operation);
         let eager = self.engine.has_processors();
         let connect = |peer| inner.connect(peer);
-        let mut run = Run::new(
+        let mut run = Driver::new(
             &mut self.engine,
-            Place {
-                signals: &inner.signals,
-                stalls: &inner.family.stalls,
-                connect: &connect,
-                id: inner.id,
-                patience: inner.family.patience(),
-            },
+            inner.place(&connect),
             operation,
             tag,
             (self.started, self.deadline),
@@ -394,7 +396,7 @@ impl Turn<'_> {
     /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
     pub(super) fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
         let error = self.inner.outward(error);
-        self.inner.family.failed(tag.call, &error);
+        self.inner.rank_shared.failed(tag.call, &error);
         error
     }
 
@@ -434,12 +436,12 @@ impl Turn<'_> {
         self.store_own(Own::Given, into);
     }
 
-    /// As [`Turn::store`], of an operation that began with this input: so it need not be where it was given.
+    /// As [`OpGuard::store`], of an operation that began with this input: so it need not be where it was given.
     pub(crate) fn store_with<T: Element>(&mut self, input: &[u8], into: &mut [T]) {
         self.store_own(Own::At(input), into);
     }
 
-    /// As [`Turn::store`], over the input if it is a reduction.
+    /// As [`OpGuard::store`], over the input if it is a reduction.
     pub(crate) fn store_over<T: Element>(&mut self, data: &mut [T]) {
         self.store_own(Own::InResult, data);
     }
@@ -469,7 +471,7 @@ impl Turn<'_> {
         self.tell_refused(tag, error)
     }
 
-    /// As [`Turn::refuse`], of an operation that this rank has not: it is in no record.
+    /// As [`OpGuard::refuse`], of an operation that this rank has not: it is in no record.
     pub(crate) fn tell_refused(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
         let cause = Cause::of(&error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
@@ -479,11 +481,11 @@ impl Turn<'_> {
     }
 }
 
-impl<'a> Turn<'a> {
+impl<'a> OpGuard<'a> {
     /// The record of an operation, which it may have already.
     pub(super) fn recording(&mut self, tag: Tag, operation: Operation) -> Recording<'a> {
         let inner = self.inner;
-        let recorder = &inner.family.recorder;
+        let recorder = &inner.rank_shared.recorder;
         let begun = if let Some(begun) = self.recorded.take() {
             recorder.goes_on(begun, operation)
         } else {
@@ -496,7 +498,7 @@ impl<'a> Turn<'a> {
 
 /// Polls a run to its end.
 pub(super) async fn drive<'a, A: Alarm>(
-    mut run: impl BorrowMut<Run<'a>>,
+    mut run: impl BorrowMut<Driver<'a>>,
     alarm: &mut A,
 ) -> Result<Option<Operation>, CollectiveError> {
     let run = run.borrow_mut();
@@ -517,25 +519,12 @@ pub(super) async fn drive<'a, A: Alarm>(
 
 /// An operation in the flight recorder. One that is dropped has failed.
 pub(super) struct Recording<'a> {
-    pub(super) inner: &'a Arc<Inner>,
+    pub(super) inner: &'a Arc<GroupCore>,
     pub(super) begun: Begun,
 }
 
 impl Recording<'_> {
-    /// It has ended in shared memory. What was said on the links meanwhile counts, too.
-    pub(super) fn end_shared(self, engine: &mut Engine, well: bool) {
-        let inner = self.inner;
-        let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
-            let (kind, moved) = link.take_moved()?;
-            Some((kind, inner.job_rank(peer), moved))
-        });
-        let shared = ("shm", inner.job_rank(inner.me), Moved::default());
-        let moved = moved.chain(std::iter::once(shared));
-        inner.family.recorder.end(self.begun, well, moved);
-        std::mem::forget(self);
-    }
-
-    /// It goes on, and [is taken up](Turn::recording) there.
+    /// It goes on, and [is taken up](OpGuard::recording) there.
     pub(super) fn pass_on(self) -> Begun {
         let begun = self.begun;
         std::mem::forget(self);
@@ -543,24 +532,35 @@ impl Recording<'_> {
     }
 
     pub(super) fn end(self, engine: &mut Engine, well: bool) {
+        self.end_with(engine, well, None);
+    }
+
+    /// It has ended in shared memory. What was said on the links meanwhile counts, too.
+    pub(super) fn end_shared(self, engine: &mut Engine, well: bool) {
+        let own = self.inner.job_rank(self.inner.me);
+        self.end_with(engine, well, Some(("shm", own, Moved::default())));
+    }
+
+    fn end_with(self, engine: &mut Engine, well: bool, more: Option<(&'static str, u32, Moved)>) {
         let inner = self.inner;
         let moved = (0..).zip(&mut engine.links).filter_map(|(peer, link)| {
             let (kind, moved) = link.take_moved()?;
             Some((kind, inner.job_rank(peer), moved))
         });
-        inner.family.recorder.end(self.begun, well, moved);
+        let recorder = &inner.rank_shared.recorder;
+        recorder.end(self.begun, well, moved.chain(more));
         std::mem::forget(self);
     }
 }
 
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
-        let recorder = &self.inner.family.recorder;
+        let recorder = &self.inner.rank_shared.recorder;
         recorder.end(self.begun, false, std::iter::empty());
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for OpGuard<'_> {
     fn drop(&mut self) {
         // Of an operation that has no result here.
         if let Some(arena) = self.engine.shm.active() {
@@ -571,7 +571,7 @@ impl Drop for Turn<'_> {
         }
         if let Some(begun) = self.recorded {
             // Nobody went on with it.
-            let recorder = &self.inner.family.recorder;
+            let recorder = &self.inner.rank_shared.recorder;
             recorder.end(begun, false, std::iter::empty());
         }
         let pending = self.inner.signals.lock().needs_attendant();

@@ -45,6 +45,65 @@ pub(crate) struct Signals {
     waiting: AtomicUsize,
 }
 
+/// What peers are told that are linked from now on. A peer that is past it takes no notice.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    /// The frame that says that this rank shares no memory, if it was asked.
+    pub(crate) refusal: Option<Vec<u8>>,
+    /// The frame that says that this rank failed in a call, and which call.
+    pub(crate) call: Option<(u64, Vec<u8>)>,
+    /// That one is not yet with the links that are there.
+    pub(crate) is_call_pending: bool,
+    /// The same for the operations that this rank gave up, or at whose deadline it asks its peers, oldest first: a peer that is
+    /// linked late may still be in one of them.
+    operations: VecDeque<Vec<u8>>,
+}
+
+impl Notices {
+    /// All of them.
+    pub(crate) fn frames(&self) -> Vec<u8> {
+        let mut frames = self.refusal.clone().unwrap_or_default();
+        if let Some((_, frame)) = &self.call {
+            frames.extend_from_slice(frame);
+        }
+        frames.extend_from_slice(&self.of_operations());
+        frames
+    }
+
+    pub(crate) fn of_operations(&self) -> Vec<u8> {
+        self.operations.iter().flatten().copied().collect()
+    }
+
+    pub(crate) fn put(&mut self, notice: Vec<u8>) {
+        self.operations.push_back(notice);
+        self.forget_but(OLDER + 1);
+    }
+
+    /// The operation that was told of last ended well after all.
+    pub(crate) fn take_back(&mut self) {
+        self.operations.pop_back();
+    }
+
+    fn forget_but(&mut self, last: usize) {
+        let old = self.operations.len().saturating_sub(last);
+        self.operations.drain(..old);
+    }
+
+    fn are_there(&self) -> bool {
+        self.call.is_some() || !self.operations.is_empty()
+    }
+}
+
+/// What algorithms are chosen by.
+#[derive(Debug, Clone)]
+pub(crate) struct Choice {
+    pub(crate) tuning: Tuning,
+    pub(crate) layout: Arc<Layout>,
+    /// Another one for other settings.
+    pub(crate) version: u64,
+}
+
+/// What a group is told. The fields are many because everything that comes from outside its operations comes here.
 #[derive(Debug)]
 pub(crate) struct State {
     /// The present call and the number of its next operation.
@@ -58,14 +117,7 @@ pub(crate) struct State {
     pub(crate) call_failed: Option<CollectiveError>,
     /// The last operation of the present call that failed.
     pub(crate) last_failure: Option<CollectiveError>,
-    /// The frame that says that this rank failed in a call, and which call. Links that come later get it too.
-    pub(crate) call_notice: Option<(u64, Vec<u8>)>,
-    /// It is not yet with the links that are there.
-    pub(crate) notice_pending: bool,
-    /// The same for the last operation that this rank gave up, or at whose deadline it asks its peers.
-    pub(crate) operation_notice: Option<Vec<u8>>,
-    /// The same for those before: a peer that is linked late may still be in one of them.
-    older_notices: VecDeque<Vec<u8>>,
+    pub(crate) notices: Notices,
     /// A task is there that sends what waits between operations.
     pub(crate) attended: bool,
     pub(crate) arrivals: Vec<Arrival>,
@@ -73,15 +125,10 @@ pub(crate) struct State {
     pub(crate) requests: Vec<u32>,
     /// Whether all ranks are on this host, once that is known.
     pub(crate) one_host: Option<bool>,
-    /// The frame that says that this rank shares no memory, if it was asked.
-    pub(crate) refusal: Option<Vec<u8>>,
     pub(crate) lost: Lost,
     pub(crate) table: Option<Arc<GenerationTable>>,
     pub(crate) timeout: Duration,
-    pub(crate) tuning: Tuning,
-    pub(crate) layout: Arc<Layout>,
-    /// The version of the two above.
-    pub(crate) settings: u64,
+    pub(crate) choice: Choice,
     /// Of a group, its members by their ranks among all.
     members: Option<Arc<[u32]>>,
     waker: Option<Waker>,
@@ -97,21 +144,19 @@ impl State {
             passed: Vec::new(),
             call_failed: None,
             last_failure: None,
-            call_notice: None,
-            notice_pending: false,
-            operation_notice: None,
-            older_notices: VecDeque::new(),
+            notices: Notices::default(),
             attended: false,
             arrivals: Vec::new(),
             requests: Vec::new(),
             one_host: None,
-            refusal: None,
             lost: Lost::default(),
             table: None,
             timeout: TIMEOUT,
-            tuning: Tuning::default(),
-            layout: Arc::new(Layout::single(world)),
-            settings: 0,
+            choice: Choice {
+                tuning: Tuning::default(),
+                layout: Arc::new(Layout::single(world)),
+                version: 0,
+            },
             waker: None,
         }
     }
@@ -123,8 +168,12 @@ impl State {
             .iter()
             .position(|before| before.rank == arrival.rank);
         match before {
-            Some(before) if arrival.lane.is_ok() || self.arrivals[before].lane.is_err() => {
-                self.arrivals[before] = arrival;
+            Some(before) if arrival.lane.is_ok() => self.arrivals[before] = arrival,
+            // What the peer says of its link counts more than what this rank could not do.
+            Some(before) if self.arrivals[before].lane.is_err() => {
+                if arrival.theirs || !self.arrivals[before].theirs {
+                    self.arrivals[before] = arrival;
+                }
             }
             Some(_) => {}
             None => self.arrivals.push(arrival),
@@ -154,20 +203,22 @@ impl State {
 
     /// Whether nothing stands in the way of an operation, and nothing is new.
     pub(crate) fn is_calm(&self, settings: u64) -> bool {
-        self.settings == settings
+        self.choice.version == settings
             && self.call_failed.is_none()
             && self.lost.is_empty()
             && self.cancelled.is_empty()
             && self.passed.is_empty()
             && self.arrivals.is_empty()
-            && !self.notice_pending
+            && !self.notices.is_call_pending
     }
 
     /// From here on algorithms are chosen by these.
     pub(crate) fn choose_by(&mut self, tuning: Tuning, layout: Arc<Layout>) {
-        self.tuning = tuning;
-        self.layout = layout;
-        self.settings += 1;
+        self.choice = Choice {
+            tuning,
+            layout,
+            version: self.choice.version + 1,
+        };
     }
 
     /// The number of the next operation, which is taken by it.
@@ -200,41 +251,14 @@ impl State {
         Tag::new(self.call, self.next)
     }
 
-    /// What a new link is told first. A peer that is past it takes no notice.
-    pub(crate) fn notices(&self) -> Vec<u8> {
-        let mut notices = self.refusal.clone().unwrap_or_default();
-        if let Some((_, frame)) = &self.call_notice {
-            notices.extend_from_slice(frame);
-        }
-        notices.extend_from_slice(&self.notices_but_call());
-        notices
-    }
-
-    /// Peers that are linked from now on are told this, too.
-    pub(crate) fn put_notice(&mut self, notice: Vec<u8>) {
-        if let Some(older) = self.operation_notice.replace(notice) {
-            if self.older_notices.len() == OLDER {
-                self.older_notices.pop_front();
-            }
-            self.older_notices.push_back(older);
-        }
-    }
-
-    /// Of operations, oldest first.
-    pub(crate) fn notices_but_call(&self) -> Vec<u8> {
-        let frames = self.older_notices.iter().chain(&self.operation_notice);
-        frames.flatten().copied().collect()
-    }
-
     /// Whether there is something to say that no operation will say.
     pub(crate) fn needs_attendant(&self) -> bool {
-        let notices = self.call_notice.is_some() || self.operation_notice.is_some();
         let links = || !self.arrivals.iter().all(Arrival::is_for_an_operation);
-        self.notice_pending
+        self.notices.is_call_pending
             || !self.cancelled.is_empty()
             || !self.passed.is_empty()
             || !self.requests.is_empty()
-            || (notices && links())
+            || (self.notices.are_there() && links())
     }
 
     /// Why an operation with this tag can't go on, if so.
@@ -297,7 +321,7 @@ impl Signals {
             });
         new.table.clone_from(&old.table);
         new.timeout = old.timeout;
-        new.tuning = old.tuning;
+        new.choice.tuning = old.choice.tuning;
         new.lost = old.lost.map(|rank| position(job_rank(rank)));
         let hosts: Vec<u32> = new
             .members
@@ -311,12 +335,12 @@ impl Signals {
                         .unwrap_or(0) as u32,
                     None => *member,
                 };
-                old.layout.host_of(old_rank)
+                old.choice.layout.host_of(old_rank)
             })
             .collect();
         if !hosts.is_empty() {
-            new.layout = Arc::new(Layout::of_hosts(&hosts));
-            new.settings += 1;
+            new.choice.layout = Arc::new(Layout::of_hosts(&hosts));
+            new.choice.version += 1;
         }
     }
 
@@ -364,7 +388,7 @@ impl Signals {
     /// Notes a failure of an operation, and what peers are told of it.
     pub(crate) fn failed(&self, tag: Tag, error: &CollectiveError, notice: Vec<u8>) {
         let mut state = self.lock();
-        state.put_notice(notice);
+        state.notices.put(notice);
         if state.call == tag.call {
             state.last_failure = Some(error.clone());
         }
@@ -375,7 +399,7 @@ impl Signals {
         let mut state = self.lock();
         if state.call == call {
             state.call_failed.get_or_insert_with(|| error.clone());
-            state.call_notice = Some((call, notice.to_vec()));
+            state.notices.call = Some((call, notice.to_vec()));
         }
     }
 
@@ -387,7 +411,7 @@ impl Signals {
             state.passed.clear();
             state.call_failed = None;
             state.last_failure = None;
-            state.older_notices.clear();
+            state.notices.forget_but(1);
         });
     }
 }
@@ -412,9 +436,9 @@ mod tests {
         signals.lock().cancelled.push("barrier");
         assert!(signals.go_to(Tag::new(0, 5)));
         let mut state = signals.lock();
-        assert!(state.needs_attendant() && !state.is_calm(state.settings));
+        assert!(state.needs_attendant() && !state.is_calm(state.choice.version));
         assert_eq!(state.take_cancelled(), [(Tag::new(0, 4), "barrier")]);
-        assert!(!state.needs_attendant() && state.is_calm(state.settings));
+        assert!(!state.needs_attendant() && state.is_calm(state.choice.version));
         assert_eq!(state.take_number(), Tag::new(0, 5));
         state.cancelled.push("join");
         assert_eq!(state.take_cancelled(), [(Tag::new(0, 6), "join")]);

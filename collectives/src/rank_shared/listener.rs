@@ -11,15 +11,13 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use tokio::runtime::Handle;
 
-use crate::cause::{Cause, cut};
-use crate::engine::Engine;
-use crate::group::{Family, GroupId};
+use super::{GroupId, RankShared};
+use crate::cause::Cause;
 use crate::header::Header;
-use crate::inner::Inner;
 use crate::link::{Inbound, Link};
 use crate::operation::Tag;
-use crate::shm::setup::Sharing;
 
 /// A rank that has ended an operation so long ago looks who waits for it.
 const IDLE: Duration = Duration::from_secs(1);
@@ -27,8 +25,11 @@ const IDLE: Duration = Duration::from_secs(1);
 /// While there are operations, it is looked so often in that time whether there was one.
 const LOOKS: u32 = 4;
 
-/// Most bytes of a link that are held, for who is in the group.
-const AHEAD: usize = 64 * 1024;
+/// A group that answers while it is in no operation.
+pub(crate) trait Idle: Send + Sync + 'static {
+    /// Answers on all links, as far as they can be read. Returns `false` if an operation is under way.
+    fn answer(self: Arc<Self>, told: &mut Vec<Told>, cx: &mut Context<'_>) -> bool;
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
@@ -74,19 +75,13 @@ impl Listener {
         }
     }
 
-    /// From now on somebody listens.
-    pub(crate) fn start(self: &Arc<Self>, inner: &Arc<Inner>) {
-        if inner.world == 1 {
-            return;
-        }
-        let (listener, weak) = (Arc::clone(self), Arc::downgrade(inner));
-        inner
-            .family
-            .handle
-            .spawn(async move { listener.run(weak).await });
+    /// From now on somebody listens for this group.
+    pub(crate) fn start<G: Idle>(self: &Arc<Self>, group: &Arc<G>, handle: &Handle) {
+        let (listener, weak) = (Arc::clone(self), Arc::downgrade(group));
+        handle.spawn(async move { listener.run(weak).await });
     }
 
-    async fn run(self: Arc<Self>, inner: Weak<Inner>) {
+    async fn run<G: Idle>(self: Arc<Self>, group: Weak<G>) {
         // Who has not begun anything listens at once: a group may have been made because somebody asks for it.
         let (mut turns, mut quiet) = (0, LOOKS);
         let mut told: Vec<Told> = Vec::new();
@@ -116,20 +111,14 @@ impl Listener {
                 {
                     return Poll::Ready(());
                 }
-                // Neither the communicator nor the right to run operations is kept while this waits.
-                let Some(inner) = inner.upgrade() else {
+                // Neither the group nor the right to run operations is kept while this waits.
+                let Some(group) = group.upgrade() else {
                     return Poll::Ready(());
                 };
-                let Ok(mut engine) = inner.engine.try_lock() else {
+                if !group.answer(&mut told, cx) {
                     // An operation has been under way for so long. When it ends nobody says so.
                     quiet = 0;
                     return Poll::Ready(());
-                };
-                told.resize(engine.links.len(), Told::default());
-                answer(&inner, &mut engine, &mut told, cx);
-                drop(engine);
-                if inner.signals.lock().needs_attendant() {
-                    inner.attend();
                 }
                 Poll::Pending
             })
@@ -147,38 +136,18 @@ impl Listener {
     }
 }
 
-/// What a peer was answered last: in which of its operations, and to how many questions that wait behind something else.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What is known of a peer since this rank listens.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Told {
+    /// All that waits on its link is looked at from the first frame on.
+    has_begun: bool,
+    /// The operation in which it was answered last.
     tag: Option<Tag>,
-    waiting: usize,
-}
-
-/// Reads headers as far as they are there, and answers those who wait in operations that this rank has not begun.
-fn answer(inner: &Arc<Inner>, engine: &mut Engine, told: &mut [Told], cx: &mut Context<'_>) {
-    let next = take_links(inner, engine);
-    let is_settled = matches!(engine.shm, Sharing::Active(_));
-    let answers = Answers {
-        family: &inner.family,
-        group: inner.id,
-        me: Rank(inner.me),
-        next,
-        is_settled,
-        ahead: AHEAD,
-        before: "",
-    };
-    for ((peer, link), told) in (0..).zip(&mut engine.links).zip(told) {
-        answers.give(inner.job_rank(peer), link, told, cx);
-    }
-    // Of failed operations, too, the rest for peers that have not read before.
-    if engine.poll_flush(cx).is_pending() {
-        tracing::trace!("a peer does not read yet");
-    }
 }
 
 /// For whom a rank answers.
 pub(crate) struct Answers<'a> {
-    pub(crate) family: &'a Family,
+    pub(crate) rank_shared: &'a RankShared,
     pub(crate) group: GroupId,
     /// The rank in that group.
     pub(crate) me: Rank,
@@ -195,94 +164,46 @@ pub(crate) struct Answers<'a> {
 impl Answers<'_> {
     /// Answers on one link, to this rank among all. What it says is still to be written.
     pub(crate) fn give(&self, rank: u32, link: &mut Link, told: &mut Told, cx: &mut Context<'_>) {
-        // Asked last, and given up.
-        let (mut asked, mut given_up) = (None, None);
-        // What this rank does may be something else by the time it is asked again.
-        let (mut again, mut waiting) = (false, 0);
-        while let Some(held) = held(link, cx) {
+        if !std::mem::replace(&mut told.has_begun, true) {
+            link.look_again();
+        }
+        // What it asked for last, whether it was a question, and what it gave up.
+        let (mut asked, mut is_question, mut given_up) = (None, false, None);
+        while let Some(held) = link.poll_held(cx) {
             match held {
                 // What was only asked is answered with what is said here. The rest is for the operation.
-                Header::Ask(data) => (asked, again) = (Some(data), true),
+                Header::Ask(data) => (asked, is_question) = (Some(data), true),
                 // It is of no use any more.
                 Header::Share { .. } if self.is_settled => {}
                 _ => break,
             }
             link.inbound = Some(Inbound::Header);
         }
-        link.poll_frames(cx, self.ahead, |header, text| match header {
-            Header::Data(data) | Header::Consent(data) => asked = Some(data),
-            Header::Ask(data) => {
-                asked = Some(data);
-                waiting += 1;
-            }
-            Header::AbortOperation { tag, .. } => {
-                let cause = text.and_then(Cause::parse);
-                if cause.is_some_and(|cause| cause.ends_operation()) {
-                    given_up = Some(tag);
+        while let Some((header, text)) = link.poll_ahead(cx, self.ahead) {
+            match header {
+                Header::Data(data) | Header::Consent(data) => asked = Some(data),
+                Header::Ask(data) => (asked, is_question) = (Some(data), true),
+                Header::AbortOperation { tag, .. } => {
+                    let cause = text.and_then(|text| Cause::parse(&text));
+                    if cause.is_some_and(|cause| cause.ends_operation()) {
+                        given_up = Some(tag);
+                    }
                 }
+                _ => {}
             }
-            _ => {}
-        });
+        }
         if let Some(data) = asked.filter(|data| data.tag >= self.next) {
             let place = (self.group, data.tag);
-            self.family.hear(rank, place, &data.operation);
-            let tell = Told {
-                tag: Some(data.tag),
-                waiting,
-            };
-            if again || *told != tell {
-                *told = tell;
-                let text = format!("{}{}", self.before, self.family.present());
-                let text = cut(&text);
-                let header = Header::Doing {
-                    generation: self.family.generation,
-                    tag: data.tag,
-                    rank: self.me,
-                    length: text.len() as u32,
-                };
-                let mut frame = header.encode().to_vec();
-                frame.extend_from_slice(text.as_bytes());
-                link.notify(&frame);
+            self.rank_shared.hear(rank, place, &data.operation);
+            // What this rank does may be something else by the time it is asked again.
+            if told.tag.replace(data.tag) != Some(data.tag) || is_question {
+                let text = format!("{}{}", self.before, self.rank_shared.present());
+                let generation = self.rank_shared.generation;
+                link.notify(&Header::doing(generation, data.tag, self.me, &text));
             }
         }
         if let Some(tag) = given_up {
-            self.family.hear_no_more(rank, (self.group, tag));
-        }
-    }
-}
-
-/// Takes in the links that came since the last operation. Returns the number of the next one.
-fn take_links(inner: &Inner, engine: &mut Engine) -> Tag {
-    let (arrivals, notices, next) = {
-        let mut state = inner.signals.lock();
-        (state.take_links(), state.notices(), state.next_tag())
-    };
-    for arrival in arrivals {
-        // One that this rank could not make is made again when it is needed.
-        drop(engine.arrive(arrival, &notices));
-    }
-    next
-}
-
-/// The header of the frame that waits on a link, if there is one.
-fn held(link: &mut Link, cx: &mut Context<'_>) -> Option<Header> {
-    match link.inbound.take() {
-        Some(Inbound::Header) => {
-            // The next operation sees the end, too, and what is no header.
-            link.inbound = Some(Inbound::Header);
-            let Poll::Ready(Ok(header)) = link.poll_header(cx) else {
-                return None;
-            };
-            link.inbound = Some(Inbound::Held(header));
-            Some(header)
-        }
-        Some(Inbound::Held(header)) => {
-            link.inbound = Some(Inbound::Held(header));
-            Some(header)
-        }
-        other => {
-            link.inbound = other;
-            None
+            self.rank_shared.hear_no_more(rank, (self.group, tag));
         }
     }
 }

@@ -1,15 +1,55 @@
-//! A whole group inside one process.
+//! How the communicator of all ranks is made: by a connector, or for a whole group inside this process.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kolo_transport::RandomId as _;
 use kolo_transport::ids::{Generation, JobId, Rank};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::communicator::{Acceptor, Communicator};
 use crate::error::CollectiveError;
+use crate::group_core::GroupCore;
 use crate::group_id::GroupId;
 use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane, Requesting};
+use crate::negotiation::Negotiation;
+use crate::rank_shared::RankShared;
+
+/// Most ranks of a world. Each takes about 1 KB of memory on every rank.
+const MOST_RANKS: u32 = 1 << 20;
+
+impl Communicator {
+    /// A communicator for `rank` of `world_size` ranks. Makes no link yet: that happens at first use, through
+    /// `connector` (to lower ranks) and [`Communicator::acceptor`] (from higher ones).
+    ///
+    /// `handle` is a runtime with I/O and time enabled, driven by threads that no operation blocks. It runs
+    /// the connector's futures and finishes what a failed operation leaves to be sent.
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError::Invalid`] if the rank is not in `0..world_size`, or there are more than 1,048,576 of them.
+    pub fn new(
+        rank: Rank,
+        world_size: u32,
+        generation: Generation,
+        job: JobId,
+        connector: Arc<dyn Connector>,
+        handle: Handle,
+    ) -> Result<Self, CollectiveError> {
+        let invalid = |reason| Err(CollectiveError::Invalid { reason });
+        if world_size > MOST_RANKS {
+            return invalid(format!(
+                "a world of {world_size} ranks: there can be {MOST_RANKS} at most"
+            ));
+        }
+        if rank.0 >= world_size {
+            return invalid(format!(
+                "rank {rank} is not in a world of {world_size}: ranks are 0 to world size - 1"
+            ));
+        }
+        let rank_shared = RankShared::new((rank.0, world_size), generation, job, connector, handle);
+        Ok(Self::of(GroupCore::root(rank_shared, Negotiation::start)))
+    }
+}
 
 /// A group of `world_size` communicators in this process, in rank order, linked by memory lanes: for tests of
 /// code that uses collectives. Run each rank on a thread of its own, or use the async forms.

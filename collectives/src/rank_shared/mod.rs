@@ -1,8 +1,10 @@
 //! Groups of ranks, and what all groups of one rank share: the way to the peers, the flight recorder, links that came
 //! before the group that they are for.
 
+mod early_links;
 mod heard;
-mod parked;
+pub(crate) mod listener;
+pub(crate) mod signals;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
@@ -13,15 +15,15 @@ use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::Handle;
 
 use crate::error::CollectiveError;
-pub use crate::group_id::GroupId;
+pub(crate) use crate::group_id::GroupId;
 pub(crate) use crate::group_id::Kind;
 use crate::lane::{Connecting, Connector, Lane, LaneError, OneHost};
 use crate::link::Link;
 use crate::operation::Tag;
 use crate::record::Recorder;
 use crate::stall::Stalls;
+use early_links::EarlyLinks;
 use heard::Heard;
-use parked::Room;
 
 /// The word on a lost rank is awaited for so long at most.
 const LONGEST_WORD: Duration = Duration::from_secs(3600);
@@ -48,6 +50,8 @@ pub(crate) trait Member: Send + Sync {
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
     /// Nothing is to work any more.
     fn revoke(self: Arc<Self>, reason: &str);
+    /// A higher rank (one of all) could not be asked for its link.
+    fn not_asked(self: Arc<Self>, rank: u32, error: LaneError);
     /// A lower rank (one of all) asks for its link.
     fn requested(self: Arc<Self>, rank: u32);
     /// Whether this rank has not begun this operation.
@@ -60,7 +64,7 @@ pub(crate) trait Member: Send + Sync {
 }
 
 /// What the groups of one rank share.
-pub(crate) struct Family {
+pub(crate) struct RankShared {
     /// Among all ranks.
     pub(crate) me: u32,
     pub(crate) world: u32,
@@ -70,19 +74,21 @@ pub(crate) struct Family {
     pub(crate) handle: Handle,
     pub(crate) recorder: Recorder,
     pub(crate) stalls: Stalls,
-    /// A group is being made of another one, or something is being told to all: whoever is told is here, or will be with what it
-    /// takes from the other one. Before the lock of the state.
+    /// Held while a group is made of another one, and while something is told to all groups: a new group is told, or takes over
+    /// what the other one was told. Lock order: this before all others.
     telling: Mutex<()>,
+    /// Links for groups that are not made yet. Lock order: this before the state.
+    early_links: Mutex<EarlyLinks>,
     state: Mutex<State>,
 }
 
 /// A peer is being asked for its link to a group.
-struct Requested(Weak<Family>, (GroupId, u32));
+struct Requested(Weak<RankShared>, (GroupId, u32));
 
 impl Drop for Requested {
     fn drop(&mut self) {
-        if let Some(family) = self.0.upgrade() {
-            family.lock().requesting.remove(&self.1);
+        if let Some(rank_shared) = self.0.upgrade() {
+            rank_shared.lock().requesting.remove(&self.1);
         }
     }
 }
@@ -90,8 +96,6 @@ impl Drop for Requested {
 #[derive(Default)]
 struct State {
     members: HashMap<GroupId, Weak<dyn Member>>,
-    /// Links for groups that are not made yet.
-    room: Room,
     /// Those that are being made to lower ranks, which have asked for them.
     begun: HashSet<(GroupId, u32)>,
     /// Groups that were here and are gone, and in which order they went.
@@ -113,15 +117,15 @@ fn is_gone(group: GroupId) -> LaneError {
     }
 }
 
-impl fmt::Debug for Family {
+impl fmt::Debug for RankShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Family")
+        f.debug_struct("RankShared")
             .field("me", &self.me)
             .finish_non_exhaustive()
     }
 }
 
-impl Family {
+impl RankShared {
     pub(crate) fn new(
         (me, world): (u32, u32),
         generation: Generation,
@@ -139,6 +143,7 @@ impl Family {
             recorder: Recorder::new(world),
             stalls: Stalls::default(),
             telling: Mutex::default(),
+            early_links: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -146,6 +151,11 @@ impl Family {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that runs under the lock panics half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn early_links(&self) -> MutexGuard<'_, EarlyLinks> {
+        let links = self.early_links.lock();
+        links.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks whether these ranks of the job are on this host.
@@ -171,10 +181,20 @@ impl Family {
         let requested = Requested(Arc::downgrade(self), (group, peer));
         if let Some(requesting) = requesting {
             self.handle.spawn(async move {
-                if let Err(error) = requesting.await {
-                    tracing::debug!(peer, %error, "a rank can't be asked for a link");
-                }
+                let asked = requesting.await;
+                let rank_shared = requested.0.clone();
                 drop(requested);
+                if let (Err(error), Some(rank_shared)) = (asked, rank_shared.upgrade()) {
+                    tracing::debug!(peer, %error, "a rank can't be asked for a link");
+                    let member = rank_shared
+                        .lock()
+                        .members
+                        .get(&group)
+                        .and_then(Weak::upgrade);
+                    if let Some(member) = member {
+                        member.not_asked(peer, error);
+                    }
+                }
             });
         }
     }
@@ -188,18 +208,14 @@ impl Family {
     pub(crate) fn join(&self, id: GroupId, member: &Arc<impl Member + 'static>) {
         let weak = Arc::downgrade(member);
         let early = {
+            let mut early_links = self.early_links();
             let mut state = self.lock();
             state.members.insert(id, weak);
             let begun = state.begun.iter().filter(|(group, _)| *group == id);
             for (_, rank) in begun {
                 member.connecting(*rank);
             }
-            let early = state.room.take(id);
-            // What is left there is being answered, and comes right after this.
-            for rank in state.room.ranks_of(id) {
-                member.connecting(rank);
-            }
-            early
+            early_links.take(id)
         };
         for (rank, lane) in early {
             if let Err(error) = Arc::clone(member).lane(rank, lane, true) {
@@ -210,7 +226,7 @@ impl Family {
 
     /// Makes what is made out of a new group when a rank needs it, if one does already.
     pub(crate) fn offer(&self, member: &Arc<impl Member + 'static>) {
-        let wanted = self.lock().room.wanted();
+        let wanted = self.early_links().wanted();
         for (group, rank) in wanted {
             Arc::clone(member).make_child(group, rank);
         }
@@ -259,31 +275,22 @@ impl Family {
         theirs: bool,
     ) -> Result<(), LaneError> {
         let member = {
+            let mut early_links = self.early_links();
             let mut state = self.lock();
             if !theirs {
                 state.begun.remove(&(group, rank));
             }
             match state.members.get(&group) {
-                Some(member) => {
-                    let member = member.upgrade().ok_or_else(|| is_gone(group))?;
-                    if link.is_ok() {
-                        state.room.forget(group, rank);
-                    }
-                    member
-                }
+                Some(member) => member.upgrade().ok_or_else(|| is_gone(group))?,
                 None if state.gone.contains(&group) => return Err(is_gone(group)),
                 // What this rank could not make now it may make when it needs it.
                 None if !theirs && link.is_err() => return Ok(()),
                 None => {
-                    let is_link = link.is_ok();
-                    let ranks = (self.me, self.world);
-                    let serial = state.room.park(ranks, (group, rank), link)?;
-                    if let Some(serial) = serial.filter(|_| is_link) {
-                        let attending = parked::attend(Arc::downgrade(self), serial);
-                        let task = self.handle.spawn(attending).abort_handle();
-                        state.room.attended(serial, task);
-                    }
-                    return Ok(());
+                    let attend = |serial| {
+                        let attending = early_links::attend(Arc::downgrade(self), serial);
+                        Some(self.handle.spawn(attending).abort_handle())
+                    };
+                    return early_links.put((self.me, self.world), (group, rank), link, attend);
                 }
             }
         };
@@ -303,12 +310,13 @@ impl Family {
         }
         self.make_if_child(group, rank);
         let member = {
+            let mut early_links = self.early_links();
             let mut state = self.lock();
             match state.members.get(&group) {
                 Some(member) => member.upgrade().ok_or_else(|| is_gone(group))?,
                 None if state.gone.contains(&group) => return Err(is_gone(group)),
                 // It is to hear what this rank does instead.
-                None => return self.begin(&mut state, group, rank.0),
+                None => return self.begin((&mut early_links, &mut state), group, rank.0),
             }
         };
         member.requested(rank.0);
@@ -318,12 +326,12 @@ impl Family {
     /// Starts making a link to a lower rank for a group that this one has not made.
     fn begin(
         self: &Arc<Self>,
-        state: &mut State,
+        (early_links, state): (&mut EarlyLinks, &mut State),
         group: GroupId,
         rank: u32,
     ) -> Result<(), LaneError> {
         // A peer that asks again long after it got its link has lost it.
-        if state.room.has_new_link(group, rank) || state.begun.contains(&(group, rank)) {
+        if early_links.has_new_link(group, rank) || state.begun.contains(&(group, rank)) {
             return Ok(());
         }
         let coming = state
@@ -331,16 +339,16 @@ impl Family {
             .iter()
             .filter(|(_, other)| *other == rank)
             .count();
-        state.room.check((self.me, self.world), rank, coming)?;
+        early_links.check((self.me, self.world), rank, coming)?;
         state.begun.insert((group, rank));
-        let (connecting, family) = (self.connect(group, rank), Arc::downgrade(self));
+        let (connecting, rank_shared) = (self.connect(group, rank), Arc::downgrade(self));
         self.handle.spawn(async move {
             let lane = connecting.await;
-            let Some(family) = family.upgrade() else {
+            let Some(rank_shared) = rank_shared.upgrade() else {
                 return;
             };
             let link = lane.map(Link::over).map(Box::new);
-            if let Err(error) = family.take_in(group, rank, link, false) {
+            if let Err(error) = rank_shared.take_in(group, rank, link, false) {
                 tracing::debug!(rank, %error, "a link that was asked for is of no use any more");
             }
         });

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{Family, GroupId};
+use super::{GroupId, RankShared};
 use crate::error::{CollectiveError, DOING};
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::Record;
@@ -31,7 +31,7 @@ impl Heard {
     }
 }
 
-impl Family {
+impl RankShared {
     /// An operation of a rank in words, with its place.
     fn describe(&self, rank: u32, (group, tag): (GroupId, Tag), operation: &Operation) -> String {
         let text = operation.to_string();
@@ -101,12 +101,13 @@ impl Family {
     /// The ranks that are known to wait for this one in some group, with what they ask for.
     pub(crate) fn who_waits(&self) -> Vec<Missing> {
         let heard: Vec<_> = {
+            let early_links = self.early_links();
             let state = self.lock();
             let of = |(rank, heard): (&u32, &Heard)| {
                 let member = match state.members.get(&heard.group) {
                     Some(member) => Some(member.upgrade()?),
                     // This rank has not made it.
-                    None => state.room.has_link(heard.group, *rank).then_some(None)?,
+                    None => (early_links.has_link(heard.group, *rank)).then_some(None)?,
                 };
                 let missing = Missing {
                     rank: Rank(*rank),

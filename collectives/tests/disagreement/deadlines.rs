@@ -1,4 +1,5 @@
-//! Ranks that have never had a link to each other.
+//! Ranks that do things on different links, so that each of them may be right: another thread may yet do the other thing. They wait
+//! until their deadlines, and hear of each other, though some have never had a link to each other.
 
 use super::*;
 
@@ -52,12 +53,18 @@ impl Does {
     }
 }
 
-/// Ranks that have never had a link to each other: those who wait ask higher ranks, too, which make the links.
+/// Those who wait ask higher ranks, too, which make the links; and a rank whose deadline comes later has heard what those did that
+/// have left with their error.
 #[test]
-fn ranks_that_never_met_say_what_they_do_instead() {
+fn ranks_that_wait_for_each_other_in_different_things_say_what_they_do_instead() {
     use Does::{Broadcast, Group as InGroup, Join, Named, Nothing, Receive, Send, Sum};
     // By rank, and of which other one its error has to tell.
-    let cases: [&[(Does, u32)]; 21] = [
+    let cases: [&[(Does, u32)]; 25] = [
+        // Two on different links.
+        &[(Sum, 1), (Send(0), 0)],
+        &[(Send(1), 1), (Sum, 0)],
+        &[(Sum, 1), (Receive(0), 0)],
+        &[(Receive(1), 1), (Sum, 0)],
         // One does something else than the others.
         &[(Sum, 2), (Sum, 2), (Send(0), 0), (Sum, 2)],
         &[(Sum, 2), (Sum, 2), (Send(3), 3), (Sum, 2)],
@@ -84,32 +91,67 @@ fn ranks_that_never_met_say_what_they_do_instead() {
         &[(Nothing, 1), (InGroup, 0)],
         &[(InGroup, 2), (InGroup, 2), (Named("a"), 0)],
     ];
-    let check = |kind, ranks: &[(Does, u32)]| {
-        let group = Group::new(kind, ranks.len() as u32);
+    let check = |kind, ranks: &[(Does, u32)], warm: bool, leave: bool| {
+        let mut group = Group::new(kind, ranks.len() as u32);
+        if warm {
+            group.run(|comm| comm.barrier().unwrap());
+        }
         group.set_timeout(Duration::from_secs(4));
-        let results = group.run(|comm| ranks[comm.rank().index()].0.run(comm));
+        let run = |comm: &Communicator| ranks[comm.rank().index()].0.run(comm);
+        let results = if leave {
+            let members = std::mem::take(&mut group.members);
+            std::thread::scope(|scope| {
+                let threads = members.into_iter();
+                let threads = threads.map(|comm| scope.spawn(move || run(&comm)));
+                let threads: Vec<_> = threads.collect();
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            })
+        } else {
+            group.run(run)
+        };
+        let at = format!("{kind:?}, {ranks:?}, warm: {warm}, leave: {leave}");
         for ((does, other), result) in ranks.iter().zip(results) {
             if matches!(does, Nothing) {
                 continue;
             }
-            let error = result.unwrap_err();
-            let CollectiveError::Deadline { doing, .. } = &error else {
-                panic!("{kind:?}, {ranks:?}: {error}");
-            };
+            let error: CollectiveError = result.unwrap_err();
             let theirs = ranks[*other as usize].0;
             let text = match (does, theirs) {
                 (InGroup, InGroup) => theirs.in_words(),
                 (InGroup, _) => format!("it has not made this group; {}", theirs.in_words()),
                 _ => theirs.in_words(),
             };
+            let CollectiveError::Deadline { doing, .. } = &error else {
+                // Its peer may have left a moment before.
+                assert!(leave && error.to_string().contains(&text), "{at}: {error}");
+                continue;
+            };
             let tells = |doing: &Missing| doing.rank.0 == *other && doing.doing.starts_with(&text);
-            assert!(doing.iter().any(tells), "{kind:?}, {ranks:?}: {error}");
+            assert!(doing.iter().any(tells), "{at}: {error}");
+        }
+        if let (
+            false,
+            [(Sum, _), (Send(_) | Receive(_), _)] | [(Send(_) | Receive(_), _), (Sum, _)],
+        ) = (leave, ranks)
+        {
+            // The collective that the one missed has failed. What they agree on works.
+            let alone = usize::from(matches!(ranks[0].0, Sum));
+            assert!(Sum.run(&group.members[alone]).is_err(), "{at}");
+            assert!(
+                group.run(Communicator::barrier).iter().all(Result::is_ok),
+                "{at}"
+            );
         }
     };
     std::thread::scope(|scope| {
         for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
             for ranks in cases {
-                scope.spawn(move || check(kind, ranks));
+                scope.spawn(move || check(kind, ranks, false, false));
+            }
+            for ranks in &cases[..4] {
+                scope.spawn(move || check(kind, ranks, true, false));
+                scope.spawn(move || check(kind, ranks, false, true));
+                scope.spawn(move || check(kind, ranks, true, true));
             }
         }
     });
