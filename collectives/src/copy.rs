@@ -17,7 +17,7 @@
 use std::ffi::c_void;
 
 /// Bytes that [`stream_lines`] copies at once.
-pub(crate) const LINE: usize = 64;
+const LINE: usize = 64;
 
 type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
 
@@ -177,7 +177,7 @@ mod vectors {
 ///
 /// As [`bytes`]; the destination begins at a multiple of [`LINE`].
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u8, lines: usize) {
+unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u8, lines: usize) {
     use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
     debug_assert!(lines == 0 || into.addr().is_multiple_of(LINE));
     for line in 0..lines {
@@ -211,28 +211,39 @@ pub(crate) unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u
 
 /// As above, where there is no such instruction.
 #[cfg(not(target_arch = "x86_64"))]
-pub(crate) unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u8, lines: usize) {
+unsafe fn stream_lines<const FAR: bool>(from: *const u8, into: *mut u8, lines: usize) {
     // SAFETY: as the caller promises.
     unsafe { bytes(from, into, lines * LINE) }
 }
 
-/// Copies past the caches on the way out, for what is hardly ever read again.
+/// Copies past the caches on the way out, for what is hardly ever read again. [`fence`] has to follow before others are told. `FAR`:
+/// the source is not in a cache either.
+///
+/// # Safety
+///
+/// As [`bytes`].
+pub(crate) unsafe fn bytes_away<const FAR: bool>(from: *const u8, into: *mut u8, count: usize) {
+    let head = into.align_offset(LINE).min(count);
+    let lines = (count - head) / LINE;
+    let tail = head + lines * LINE;
+    // SAFETY: the caller's promise; the three parts are the whole, and the second one begins where a line does, or is empty.
+    unsafe {
+        bytes(from, into, head);
+        stream_lines::<FAR>(from.add(head), into.add(head), lines);
+        bytes(from.add(tail), into.add(tail), count - tail);
+    }
+}
+
+/// As [`bytes_away`], in memory of this process.
 ///
 /// # Panics
 ///
 /// If the lengths differ.
 pub(crate) fn away(from: &[u8], into: &mut [u8]) {
     assert_eq!(from.len(), into.len(), "a copy has one length");
-    let head = into.as_ptr().align_offset(LINE).min(into.len());
-    let lines = (into.len() - head) / LINE;
-    let tail = head + lines * LINE;
-    into[..head].copy_from_slice(&from[..head]);
-    // SAFETY: both have `lines` lines from `head` on, where the destination is aligned.
-    unsafe {
-        stream_lines::<false>(from[head..].as_ptr(), into[head..].as_mut_ptr(), lines);
-    }
+    // SAFETY: references to as many bytes, of which one is mutable: so they do not overlap.
+    unsafe { bytes_away::<false>(from.as_ptr(), into.as_mut_ptr(), from.len()) };
     fence();
-    into[tail..].copy_from_slice(&from[tail..]);
 }
 
 /// Makes what was streamed visible before what is written next.
@@ -281,40 +292,27 @@ mod tests {
     }
 
     #[test]
-    fn whole_lines_and_bytes_arrive_where_they_should() {
-        let from: Vec<u8> = (0..4000_u32).map(|value| (value % 251) as u8).collect();
-        for (skip, lines) in [(0, 0), (0, 1), (3, 7), (13, 40)] {
-            let mut into = vec![0_u8; 4096];
-            let head = into.as_ptr().align_offset(LINE);
-            // SAFETY: 63 + 40 * 64 bytes are in both; the destination is aligned by the choice of `head`.
-            unsafe {
-                stream_lines::<true>(from[skip..].as_ptr(), into[head..].as_mut_ptr(), lines);
-            };
-            fence();
-            assert_eq!(
-                into[head..head + lines * LINE],
-                from[skip..skip + lines * LINE]
-            );
-            assert!(into[..head].iter().all(|byte| *byte == 0));
-            assert!(into[head + lines * LINE..].iter().all(|byte| *byte == 0));
-            let mut into = vec![0_u8; 4096];
-            let count = lines * LINE + skip;
-            // SAFETY: both have as many bytes.
-            unsafe { bytes(from.as_ptr(), into.as_mut_ptr(), count) };
-            assert_eq!(into[..count], from[..count]);
-            assert!(into[count..].iter().all(|byte| *byte == 0));
-        }
-    }
-
-    #[test]
     fn a_copy_past_the_caches_is_a_copy() {
         let from: Vec<u8> = (0..4000_u32).map(|value| (value % 251) as u8).collect();
-        for (skip, count) in [(0, 0), (1, 5), (7, 63), (3, 64), (0, 129), (11, 3000)] {
-            let mut into = vec![0_u8; 4000];
-            away(&from[..count], &mut into[skip..skip + count]);
-            assert_eq!(into[skip..skip + count], from[..count]);
-            assert!(into[..skip].iter().all(|byte| *byte == 0));
-            assert!(into[skip + count..].iter().all(|byte| *byte == 0));
+        for (skip, count) in [
+            (0, 0),
+            (1, 5),
+            (7, 63),
+            (3, 64),
+            (0, 129),
+            (11, 3000),
+            (13, 40 * 64),
+        ] {
+            let (mut near, mut far) = (vec![0; 4000], vec![0; 4000]);
+            away(&from[..count], &mut near[skip..skip + count]);
+            // SAFETY: both have as many bytes.
+            unsafe { bytes_away::<true>(from.as_ptr(), far[skip..].as_mut_ptr(), count) };
+            fence();
+            for into in [near, far] {
+                assert_eq!(into[skip..skip + count], from[..count]);
+                let beside = into[..skip].iter().chain(&into[skip + count..]);
+                assert!(beside.copied().all(|byte| byte == 0));
+            }
         }
     }
 }

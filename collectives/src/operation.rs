@@ -62,6 +62,15 @@ impl Operation {
         self.count.saturating_mul(size)
     }
 
+    /// Bytes of an element as it travels; a barrier has none to speak of.
+    pub(crate) fn element_size(&self) -> usize {
+        match self.kind {
+            // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
+            OperationKind::AllGatherCounts => size_of::<u64>(),
+            _ => self.wire_type().map_or(1, DType::size),
+        }
+    }
+
     /// An operation of `count` elements without operator, root, scale and compression.
     #[must_use]
     pub const fn new(kind: OperationKind, dtype: Option<DType>, count: u64) -> Self {
@@ -316,15 +325,6 @@ impl fmt::Display for Operation {
             write!(f, ", sent as {wire}")?;
         }
         shape::write(self.shape, f)
-    }
-}
-
-/// Bytes of an element of the working buffer; a barrier has none to speak of.
-pub(crate) fn element_size(operation: &Operation) -> usize {
-    match operation.kind {
-        // The type is the caller's, so that a mismatch is seen here; the lengths themselves are `u64`.
-        OperationKind::AllGatherCounts => size_of::<u64>(),
-        _ => operation.wire_type().map_or(1, DType::size),
     }
 }
 

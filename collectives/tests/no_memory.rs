@@ -91,9 +91,10 @@ fn without_memory(kind: Kind, body: Body) {
     }
 }
 
+/// For the result, or to pack several buffers.
 #[test]
-fn a_gather_without_memory_for_the_result_fails_on_all_ranks() {
-    let bodies: [Body; 3] = [
+fn an_operation_that_gets_no_memory_fails_on_all_ranks() {
+    let bodies: [Body; 5] = [
         |comm, data| comm.all_gather(data).map(drop),
         |comm, data| {
             let runtime = tokio::runtime::Builder::new_current_thread().build();
@@ -101,28 +102,13 @@ fn a_gather_without_memory_for_the_result_fails_on_all_ranks() {
             runtime.unwrap().block_on(gathered).map(drop)
         },
         |comm, data| comm.gather(data, Rank(1)).map(drop),
+        |comm, data| comm.all_to_all(data).map(drop),
+        |comm, data| comm.all_reduce_grouped(&mut [data], ReduceOp::Sum),
     ];
     for body in bodies {
         for kind in [Kind::Unix, Kind::Shared] {
             without_memory(kind, body);
         }
-    }
-}
-
-#[test]
-fn an_all_to_all_without_memory_for_the_result_fails_on_all_ranks() {
-    for kind in [Kind::Unix, Kind::Shared] {
-        without_memory(kind, |comm, data| comm.all_to_all(data).map(drop));
-    }
-}
-
-/// Packing them takes memory, in shared memory and over links.
-#[test]
-fn several_buffers_without_memory_to_pack_them_fail_on_all_ranks() {
-    for kind in [Kind::Unix, Kind::Shared] {
-        without_memory(kind, |comm, data| {
-            comm.all_reduce_grouped(&mut [data], ReduceOp::Sum)
-        });
     }
 }
 

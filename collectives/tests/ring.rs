@@ -160,44 +160,6 @@ proptest! {
     }
 }
 
-/// Two threads with a runtime each, as two processes have.
-#[test]
-fn bytes_arrive_between_threads_that_sleep_and_wake() {
-    let (one, two) = UnixStream::pair().unwrap();
-    std::thread::scope(|scope| {
-        for (socket, rank) in [(one, 0), (two, 1)] {
-            scope.spawn(move || {
-                runtime().block_on(async {
-                    let lane = UnixLane::from_std(socket).unwrap();
-                    let own = hello(Rank(rank));
-                    let mut lane = lane.greeted(&own, Rank(1 - rank), LONG).await.unwrap();
-                    let (own, theirs) = (rank as u8, 1 - rank as u8);
-                    for round in 0..300 {
-                        // Alone, then at once.
-                        let many = [1 + round * 977 % 70_000];
-                        if round % 3 > 0 {
-                            let (writes, total): (&[usize], usize) =
-                                if round % 3 == rank as usize + 1 {
-                                    (&many, 0)
-                                } else {
-                                    (&[], many[0])
-                                };
-                            converse(&mut lane, (own, theirs), writes, &[9000], total)
-                                .await
-                                .unwrap();
-                        } else {
-                            let big = [many[0] * 20];
-                            converse(&mut lane, (own, theirs), &big, &[50_000], big[0])
-                                .await
-                                .unwrap();
-                        }
-                    }
-                });
-            });
-        }
-    });
-}
-
 /// Small numbers that look random, the same in every run.
 fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut random = 0x9e37_79b9_7f4a_7c15 ^ (seed << 17);
@@ -360,6 +322,7 @@ fn who_waits_to_write_is_woken_though_who_reads_saw_the_ring_first() {
     });
 }
 
+/// Also the end of a peer that reads nothing, while this side waits for room.
 #[test]
 fn what_was_written_before_the_end_is_read_and_then_the_link_ends() {
     runtime().block_on(async {
@@ -374,13 +337,6 @@ fn what_was_written_before_the_end_is_read_and_then_the_link_ends() {
             let error = write(&mut two, &[1]).await.unwrap_err();
             assert!(matches!(error, LaneError::Ended { .. }), "{error:?}");
         }
-    });
-}
-
-/// A peer that reads nothing stops the writer, and its death ends the wait.
-#[test]
-fn a_writer_that_waits_for_room_learns_of_the_end() {
-    runtime().block_on(async {
         let [mut one, two] = pair([false; 2]).await;
         let sent = vec![0; MORE];
         let (result, ()) = tokio::join!(write(&mut one, &sent), async {

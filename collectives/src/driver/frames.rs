@@ -11,7 +11,7 @@ use crate::cause::Cause;
 use crate::error::CollectiveError;
 use crate::header::{Data, Header, SENDER, Share};
 use crate::link::{Inbound, Stop};
-use crate::operation::{Operation, Tag, element_size};
+use crate::operation::{Operation, Tag};
 use crate::reduce;
 use crate::schedule::{Action, Algorithm};
 use crate::verdict::Event;
@@ -35,7 +35,7 @@ enum Sorted {
 
 impl Driver<'_> {
     pub(super) fn write(&mut self, peer: u32, cx: &mut Context<'_>) {
-        let size = element_size(&self.request);
+        let size = self.request.element_size();
         let Engine {
             links,
             work,
@@ -211,7 +211,7 @@ impl Driver<'_> {
         }
         let place = self.engine.schedule.step(self.step)[action];
         let start = self.engine.progress[action]
-            .segment(place, element_size(&self.request))
+            .segment(place, self.request.element_size())
             .start;
         let Engine { links, work, .. } = &mut *self.engine;
         let (work, begin) = written(&mut self.in_place, work);
@@ -220,7 +220,7 @@ impl Driver<'_> {
     }
 
     fn segment_done(&mut self, peer: u32, header: Data, index: usize) {
-        let size = element_size(&self.request);
+        let size = self.request.element_size();
         self.watch.stir();
         let length = header.length as usize;
         let action = self.engine.schedule.step(self.step)[index];
@@ -331,7 +331,7 @@ impl Driver<'_> {
         };
         let progress = self.engine.progress[action];
         let place = self.engine.schedule.step(self.step)[action];
-        let expected = progress.segment(place, element_size(&self.request)).len;
+        let expected = progress.segment(place, self.request.element_size()).len;
         if data.offset != progress.bytes as u64 || data.length as usize != expected {
             let reason = format!(
                 "{} bytes at {} of its step {} came where {expected} bytes at {} were due",

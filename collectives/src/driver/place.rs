@@ -1,8 +1,8 @@
 //! What an operation works on, and what a rank does there by itself.
 
 use crate::copy;
-use crate::operation::{Operation, element_size};
-use crate::reduce::{self, Dots, finish_of};
+use crate::operation::Operation;
+use crate::reduce::{self, Dots};
 use crate::schedule::{Action, Span};
 use crate::scratch::Scratch;
 
@@ -58,7 +58,7 @@ impl<'a> InPlace<'a> {
     /// Before these actions: keeps what is new of what they touch, and scales it.
     pub(super) fn keep(&mut self, kept: &mut Scratch, step: &[Action], operation: &Operation) {
         let end = step.iter().map(Action::end).max().unwrap_or(0);
-        let end = end * element_size(operation);
+        let end = end * operation.element_size();
         if end <= self.kept || !self.keeps {
             return;
         }
@@ -122,11 +122,11 @@ pub(super) fn act(
     in_place: &mut Option<InPlace<'_>>,
     work: &mut Scratch,
 ) {
-    let size = element_size(request);
+    let size = request.element_size();
     if step.iter().all(|action| action.transfer().is_some()) {
         return;
     }
-    let finish = finish_of(request, world);
+    let finish = reduce::Finish::asked(request, world);
     let (work, begin) = written(in_place, work);
     let bytes = |span: Span| span.start * size - begin..span.end() * size - begin;
     for action in step {

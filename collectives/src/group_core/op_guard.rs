@@ -18,7 +18,6 @@ use crate::driver::engine::Engine;
 use crate::driver::{Driver, InPlace};
 use crate::element::{self, DType, Element};
 use crate::error::CollectiveError;
-use crate::operation::element_size;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::record::{Begun, Moved, ShortName};
 use crate::shm::arena::Own;
@@ -253,7 +252,7 @@ impl OpGuard<'_> {
             let given = Given::Scratch(&mut packed.bytes_mut()[..end]);
             let shared = self.share(alarm, tag, operation, given).await;
             if let (Ok(Shared::Done), Some(arena)) = (&shared, self.engine.shm.active()) {
-                let length = operation.count as usize * element_size(&operation);
+                let length = operation.count as usize * operation.element_size();
                 arena.store_packed(&mut packed.bytes_mut()[..length]);
             }
             self.engine.packed = packed;
@@ -420,7 +419,7 @@ impl OpGuard<'_> {
     /// A stretch of the result of the operation that ran last.
     pub(crate) fn result(&self, from: usize, to: usize) -> &[u8] {
         if self.in_packed {
-            let size = element_size(&self.operation);
+            let size = self.operation.element_size();
             return &self.engine.packed.bytes()[from * size..to * size];
         }
         self.engine.result(&self.operation, from, to)

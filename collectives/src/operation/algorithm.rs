@@ -4,62 +4,65 @@ use std::fmt;
 
 use super::OperationKind;
 
-/// How an operation is done. The table is at [`schedule`](crate::schedule).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Algorithm {
+/// The algorithms with their names, by their codes on the wire.
+macro_rules! algorithms {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// How an operation is done. The table is at [`schedule`](crate::schedule).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Algorithm {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Algorithm {
+            /// All algorithms, by their codes on the wire.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            /// Its name, as settings and tables have it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+algorithms! {
     /// A world of one rank: nothing to exchange.
-    Local,
+    Local = "local",
     /// All-reduce: gather all, then every rank reduces all in rank order.
-    Flat,
+    Flat = "flat",
     /// Reduce-scatter by recursive halving; for all-reduce then all-gather by doubling.
-    Halving,
+    Halving = "halving",
     /// Along a ring.
-    Ring,
+    Ring = "ring",
     /// By doubling distances around the circle of ranks.
-    Bruck,
+    Bruck = "bruck",
     /// Along binomial trees.
-    Binomial,
+    Binomial = "binomial",
     /// Barrier by doubling distances.
-    Dissemination,
+    Dissemination = "dissemination",
     /// All-reduce by exchange of everything with partners at doubling distances.
-    Doubling,
+    Doubling = "doubling",
     /// Broadcast: scatter along a tree, all-gather along a ring.
-    ScatterGather,
+    ScatterGather = "scatter-gather",
     /// Every pair of ranks by itself, all at once.
-    Linear,
+    Linear = "linear",
     /// Every pair of ranks by itself, one after the other.
-    Pairwise,
+    Pairwise = "pairwise",
     /// Inside the hosts, along a ring of hosts, inside the hosts.
-    TwoLevelRing,
+    TwoLevelRing = "two-level-ring",
     /// Inside the hosts, by halving and doubling across them, inside the hosts.
-    TwoLevelHalving,
+    TwoLevelHalving = "two-level-halving",
     /// Inside the hosts, by doubling across them, inside the hosts.
-    TwoLevelDoubling,
+    TwoLevelDoubling = "two-level-doubling",
     /// Broadcast along a tree of hosts, then along trees in them.
-    TwoLevelTree,
+    TwoLevelTree = "two-level-tree",
 }
 
 impl Algorithm {
-    /// All algorithms, by their codes on the wire.
-    pub const ALL: [Self; 15] = [
-        Self::Local,
-        Self::Flat,
-        Self::Halving,
-        Self::Ring,
-        Self::Bruck,
-        Self::Binomial,
-        Self::Dissemination,
-        Self::Doubling,
-        Self::ScatterGather,
-        Self::Linear,
-        Self::Pairwise,
-        Self::TwoLevelRing,
-        Self::TwoLevelHalving,
-        Self::TwoLevelDoubling,
-        Self::TwoLevelTree,
-    ];
-
     /// The algorithms for a kind of operation, in a world of more than one rank; the last resort comes first. Those of
     /// two levels want a [`Layout`](crate::schedule::Layout).
     #[must_use]
@@ -69,7 +72,6 @@ impl Algorithm {
             Kind::AllReduce => &[
                 Self::Ring,
                 Self::Flat,
-                Self::Binomial,
                 Self::Doubling,
                 Self::Halving,
                 Self::TwoLevelRing,
@@ -113,28 +115,6 @@ impl Algorithm {
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
-
-    /// Its name, as settings and tables have it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Flat => "flat",
-            Self::Halving => "halving",
-            Self::Ring => "ring",
-            Self::Bruck => "bruck",
-            Self::Binomial => "binomial",
-            Self::Dissemination => "dissemination",
-            Self::Doubling => "doubling",
-            Self::ScatterGather => "scatter-gather",
-            Self::Linear => "linear",
-            Self::Pairwise => "pairwise",
-            Self::TwoLevelRing => "two-level-ring",
-            Self::TwoLevelHalving => "two-level-halving",
-            Self::TwoLevelDoubling => "two-level-doubling",
-            Self::TwoLevelTree => "two-level-tree",
-        }
-    }
 }
 
 impl fmt::Display for Algorithm {
@@ -155,11 +135,9 @@ impl std::str::FromStr for Algorithm {
     type Err = UnknownAlgorithm;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|algorithm| algorithm.name() == name)
-            .ok_or_else(|| UnknownAlgorithm {
-                given: name.to_owned(),
-            })
+        let known = Self::ALL.into_iter().find(|one| one.name() == name);
+        known.ok_or_else(|| UnknownAlgorithm {
+            given: name.to_owned(),
+        })
     }
 }

@@ -6,7 +6,7 @@
 use half::f16;
 
 use super::dispatch::{self, Convert, Kernel, Level};
-use super::kernel::Number;
+use super::kernel::{InPlace, Number, Widen};
 use super::{DType, ReduceOp, same_length, undefined};
 
 /// Scalar products of two vectors, or of parts of them: those of parts are added up.
@@ -97,41 +97,24 @@ trait Gradient: Number {
     fn single(double: f64) -> Self::Wide;
 }
 
-impl Gradient for f16 {
-    #[inline(always)]
-    fn double(wide: f32) -> f64 {
-        f64::from(wide)
-    }
+macro_rules! gradients {
+    ($($type:ty as $wide:ty),*) => {$(
+        #[allow(clippy::cast_lossless)]
+        impl Gradient for $type {
+            #[inline(always)]
+            fn double(wide: $wide) -> f64 {
+                wide as f64
+            }
 
-    #[inline(always)]
-    fn single(double: f64) -> f32 {
-        double as f32
-    }
+            #[inline(always)]
+            fn single(double: f64) -> $wide {
+                double as $wide
+            }
+        }
+    )*};
 }
 
-impl Gradient for f32 {
-    #[inline(always)]
-    fn double(wide: f32) -> f64 {
-        f64::from(wide)
-    }
-
-    #[inline(always)]
-    fn single(double: f64) -> f32 {
-        double as f32
-    }
-}
-
-impl Gradient for f64 {
-    #[inline(always)]
-    fn double(wide: f64) -> f64 {
-        wide
-    }
-
-    #[inline(always)]
-    fn single(double: f64) -> f64 {
-        double
-    }
-}
+gradients!(f16 as f32, f32 as f32, f64 as f64);
 
 const PARTS: usize = 8;
 const BLOCK: usize = 512;
@@ -153,8 +136,10 @@ impl<T: Gradient> Kernel for Multiply<'_, T> {
             let whole = left.len().next_multiple_of(PARTS);
             a[left.len()..whole].fill(zero);
             b[left.len()..whole].fill(zero);
-            T::widen::<C>(&mut a[..left.len()], left);
-            T::widen::<C>(&mut b[..left.len()], right);
+            for (wide, short) in [(&mut a, left), (&mut b, right)] {
+                let into = &mut wide[..short.len()];
+                Widen { into, from: short }.run::<C>();
+            }
             for (a, b) in a[..whole]
                 .chunks_exact(PARTS)
                 .zip(b[..whole].chunks_exact(PARTS))
@@ -180,9 +165,14 @@ impl<T: Gradient> Kernel for Add<'_, T> {
     #[inline(always)]
     fn run<C: Convert>(self) {
         let (one, other) = self.factors;
-        T::zip::<C>(self.into, self.from, |a, b| {
-            T::single(one * T::double(a) + other * T::double(b))
-        });
+        let (into, from) = (self.into, self.from);
+        let combine = |a, b| T::single(one * T::double(a) + other * T::double(b));
+        InPlace {
+            into,
+            from,
+            combine,
+        }
+        .run::<C>();
     }
 }
 

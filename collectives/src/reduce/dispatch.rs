@@ -16,8 +16,7 @@ pub(super) const LANES: usize = 16;
 
 /// What the processor can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Level {
+pub(super) enum Level {
     /// What every processor of this architecture has (SSE2 on x86-64, NEON on aarch64).
     Plain,
     /// AVX2 and F16C.
@@ -28,15 +27,14 @@ pub enum Level {
 
 impl Level {
     /// The highest level that this processor has.
-    #[must_use]
-    pub fn detected() -> Self {
+    pub(super) fn detected() -> Self {
         static DETECTED: OnceLock<Level> = OnceLock::new();
         *DETECTED.get_or_init(Self::detect)
     }
 
     /// The levels that this processor has, the lowest first.
-    #[must_use]
-    pub fn available() -> Vec<Self> {
+    #[cfg(test)]
+    pub(super) fn available() -> Vec<Self> {
         [Self::Plain, Self::Avx2, Self::Avx512]
             .into_iter()
             .filter(|level| *level <= Self::detected())
@@ -125,37 +123,14 @@ impl Convert for Software {
     }
 }
 
-/// Copies past the caches: for results that are larger than they are, and that nobody reads soon. Can be faster than a
-/// plain copy for those, because the old contents are not fetched first; how much depends on the machine.
-///
-/// # Panics
-///
-/// If the lengths differ.
-pub(super) fn stream(into: &mut [u8], from: &[u8]) {
-    assert_eq!(into.len(), from.len(), "a copy takes slices of one length");
-    #[cfg(target_arch = "x86_64")]
-    x86::stream(into, from);
-    #[cfg(not(target_arch = "x86_64"))]
-    into.copy_from_slice(from);
-}
-
-/// Makes what was [streamed](stream) visible to other processors before what is written next. One for many streams.
-pub(super) fn fence() {
-    #[cfg(target_arch = "x86_64")]
-    x86::fence();
-}
-
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m128i, _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_sfence, _mm_storeu_si128,
-        _mm_stream_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
+        _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps,
+        _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
     };
 
     use super::{Convert, Kernel, LANES};
-
-    /// Bytes of a cache line, which is written as a whole.
-    const LINE: usize = 64;
 
     #[target_feature(enable = "avx2,f16c")]
     pub(super) fn avx2<K: Kernel>(kernel: K) {
@@ -199,33 +174,5 @@ mod x86 {
             }
             into
         }
-    }
-
-    pub(super) fn stream(into: &mut [u8], from: &[u8]) {
-        // Up to the first whole line by plain stores, then lines, then the rest.
-        let head = into.as_ptr().align_offset(LINE).min(into.len());
-        let lines = (into.len() - head) / LINE;
-        let (first, rest) = into.split_at_mut(head);
-        first.copy_from_slice(&from[..head]);
-        let (whole, last) = rest.split_at_mut(lines * LINE);
-        let source = &from[head..head + lines * LINE];
-        for (line, source) in whole.chunks_exact_mut(LINE).zip(source.chunks_exact(LINE)) {
-            for at in (0..LINE).step_by(16) {
-                // SAFETY: both slices have LINE bytes and `at + 16 <= LINE`. `line` begins at a multiple of LINE, as
-                // the store demands: `head` bytes after the start of `into` is one, and lines follow each other.
-                // SSE2 is part of x86-64.
-                #[allow(clippy::cast_ptr_alignment)]
-                unsafe {
-                    let value = _mm_loadu_si128(source.as_ptr().add(at).cast());
-                    _mm_stream_si128(line.as_mut_ptr().add(at).cast::<__m128i>(), value);
-                }
-            }
-        }
-        last.copy_from_slice(&from[head + lines * LINE..]);
-    }
-
-    pub(super) fn fence() {
-        // SAFETY: SSE is part of x86-64. The instruction orders stores and does nothing else.
-        unsafe { _mm_sfence() }
     }
 }

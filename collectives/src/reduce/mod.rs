@@ -1,12 +1,11 @@
 //! Kernels: what is done to elements. No I/O.
 //!
-//! All take bytes, as elements of a type: `into[i] = into[i] op from[i]` ([`combine`]), with three operands
-//! ([`combine_into`]), of many inputs in one pass ([`combine_many`], [`combine_all`]), and what goes with that: dividing
+//! All take bytes, as elements of a type: `into[i] = into[i] op from[i]` ([`combine`]), and what goes with that: dividing
 //! and scaling ([`finish`]), neutral elements ([`fill_neutral`]), conversion ([`convert`]). [`ReduceOp`] says what
 //! overflow and NaN do.
 //!
 //! Every loop is plain Rust without a branch on a value, and is compiled several times, for the
-//! [instructions](Level) that a processor may have; which one runs is decided at run time. The bits of the results do not
+//! instructions that a processor may have; which one runs is decided at run time. The bits of the results do not
 //! depend on it (of a NaN, that it is one).
 //!
 //! # Panics
@@ -21,7 +20,6 @@
 mod adasum;
 mod dispatch;
 mod kernel;
-mod many;
 mod software;
 
 #[cfg(test)]
@@ -31,38 +29,10 @@ use half::{bf16, f16};
 
 use crate::element::{self, DType, Element};
 use crate::operation::{Factor, Operation, ReduceOp};
-use kernel::{InPlace, Map, Narrow, Number, Three, Widen};
+use kernel::{InPlace, Map, Narrow, Number, Widen};
 
 pub use adasum::{Dots, blend, dots};
-pub use dispatch::Level;
-pub use many::{combine_all, combine_many};
-
-/// Results of at least this many bytes are written past the caches ([`Store::for_result`]).
-pub const STREAM_FROM: usize = 8 << 20;
-
-/// How a result is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Store {
-    /// As usual: it is in the cache afterwards.
-    #[default]
-    Cached,
-    /// Past the caches. Faster for what does not fit them and is not read soon. It can be read by other threads and
-    /// processes as if it were written as usual.
-    Streaming,
-}
-
-impl Store {
-    /// For a final result of so many bytes in all: [`Store::Streaming`] from [`STREAM_FROM`] on. For intermediate
-    /// results it is a loss at any size.
-    #[must_use]
-    pub const fn for_result(bytes: usize) -> Self {
-        if bytes >= STREAM_FROM {
-            Self::Streaming
-        } else {
-            Self::Cached
-        }
-    }
-}
+use dispatch::Level;
 
 /// What is done to a combined value before it is a result: divided for the average, then multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,127 +59,18 @@ impl Finish {
         }
     }
 
+    /// What an operation asks for; `None` if nothing is combined.
+    pub(crate) fn asked(operation: &Operation, world: u32) -> Option<Self> {
+        let op = operation.reduce?;
+        Some(Self::of(op, world, operation.postscale))
+    }
+
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.divide.is_none() && self.postscale.is_one()
     }
 }
-
-/// What combines two values, for a macro that wants one closure for each operator and kind of type.
-macro_rules! with_operator {
-    ($dtype:expr, $op:expr, |$t:ident, $f:ident| $body:expr) => {
-        match ($op, $dtype) {
-            (ReduceOp::BitAnd, d) if d.is_integer() => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| a & b;
-                $body
-            }
-            (ReduceOp::BitOr, d) if d.is_integer() => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| a | b;
-                $body
-            }
-            (ReduceOp::BitXor, d) if d.is_integer() => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| a ^ b;
-                $body
-            }
-            // Any byte but 0 is true.
-            (ReduceOp::BitAnd | ReduceOp::Min, DType::Bool) => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| u8::from((a != 0) & (b != 0));
-                $body
-            }
-            (ReduceOp::BitOr | ReduceOp::Max, DType::Bool) => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| u8::from((a | b) != 0);
-                $body
-            }
-            (ReduceOp::BitXor, DType::Bool) => {
-                type $t = u8;
-                let $f = |a: u8, b: u8| u8::from((a != 0) != (b != 0));
-                $body
-            }
-            // A wrapped sum or product has the same bits with and without a sign.
-            (op, DType::U8 | DType::I8) => with_integer!(op, $dtype, u8, i8, |$t, $f| $body),
-            (op, DType::U16 | DType::I16) => with_integer!(op, $dtype, u16, i16, |$t, $f| $body),
-            (op, DType::U32 | DType::I32) => with_integer!(op, $dtype, u32, i32, |$t, $f| $body),
-            (op, DType::U64 | DType::I64) => with_integer!(op, $dtype, u64, i64, |$t, $f| $body),
-            (op, DType::F16) => with_float!(op, $dtype, f16, f32, |$t, $f| $body),
-            (op, DType::Bf16) => with_float!(op, $dtype, bf16, f32, |$t, $f| $body),
-            (op, DType::F32) => with_float!(op, $dtype, f32, f32, |$t, $f| $body),
-            (op, DType::F64) => with_float!(op, $dtype, f64, f64, |$t, $f| $body),
-            (op, dtype) => undefined(op, dtype),
-        }
-    };
-}
-macro_rules! with_integer {
-    ($op:expr, $dtype:expr, $unsigned:ty, $signed:ty, |$t:ident, $f:ident| $body:expr) => {
-        match ($op, $dtype) {
-            (ReduceOp::Sum | ReduceOp::Average, _) => {
-                type $t = $unsigned;
-                let $f = |a: $t, b: $t| a.wrapping_add(b);
-                $body
-            }
-            (ReduceOp::Product, _) => {
-                type $t = $unsigned;
-                let $f = |a: $t, b: $t| a.wrapping_mul(b);
-                $body
-            }
-            (ReduceOp::Min, DType::U8 | DType::U16 | DType::U32 | DType::U64) => {
-                type $t = $unsigned;
-                let $f = |a: $t, b: $t| a.min(b);
-                $body
-            }
-            (ReduceOp::Max, DType::U8 | DType::U16 | DType::U32 | DType::U64) => {
-                type $t = $unsigned;
-                let $f = |a: $t, b: $t| a.max(b);
-                $body
-            }
-            (ReduceOp::Min, _) => {
-                type $t = $signed;
-                let $f = |a: $t, b: $t| a.min(b);
-                $body
-            }
-            (ReduceOp::Max, _) => {
-                type $t = $signed;
-                let $f = |a: $t, b: $t| a.max(b);
-                $body
-            }
-            (op, dtype) => undefined(op, dtype),
-        }
-    };
-}
-macro_rules! with_float {
-    ($op:expr, $dtype:expr, $type:ty, $wide:ty, |$t:ident, $f:ident| $body:expr) => {
-        match $op {
-            ReduceOp::Sum | ReduceOp::Average => {
-                type $t = $type;
-                let $f = |a: $wide, b: $wide| a + b;
-                $body
-            }
-            ReduceOp::Product => {
-                type $t = $type;
-                let $f = |a: $wide, b: $wide| a * b;
-                $body
-            }
-            // `a` stays if it is NaN (no comparison holds); `b` is taken if it is NaN.
-            ReduceOp::Min => {
-                type $t = $type;
-                let $f = |a: $wide, b: $wide| if (b < a) | b.is_nan() { b } else { a };
-                $body
-            }
-            ReduceOp::Max => {
-                type $t = $type;
-                let $f = |a: $wide, b: $wide| if (b > a) | b.is_nan() { b } else { a };
-                $body
-            }
-            op => undefined(op, $dtype),
-        }
-    };
-}
-use with_float;
 
 fn undefined(op: ReduceOp, dtype: DType) -> ! {
     panic!("{op} of {dtype} is not defined: ReduceOp::check says so")
@@ -224,92 +85,119 @@ pub fn combine(dtype: DType, op: ReduceOp, into: &mut [u8], from: &[u8]) {
     combine_at(Level::detected(), dtype, op, into, from);
 }
 
-/// As [`combine`], with the instructions of this level, which the processor must have: for tests and measurements.
-pub fn combine_at(level: Level, dtype: DType, op: ReduceOp, into: &mut [u8], from: &[u8]) {
+/// As [`combine`], with the instructions of this level, which the processor must have.
+fn combine_at(level: Level, dtype: DType, op: ReduceOp, into: &mut [u8], from: &[u8]) {
     same_length(into.len(), from.len());
     if op == ReduceOp::Adasum {
         let dots = dots(dtype, into, from);
         return blend(dtype, into, from, &dots);
     }
-    with_operator!(dtype, op, |T, combine| in_place::<T>(
-        level, into, from, combine
-    ));
+    combine_on_side(level, dtype, op, false, into, from);
 }
 
 /// `into = first op into`. Not for [`ReduceOp::Adasum`], whose operands are alike.
 pub(crate) fn combine_behind(dtype: DType, op: ReduceOp, first: &[u8], into: &mut [u8]) {
-    combine_behind_at(Level::detected(), dtype, op, first, into);
+    same_length(into.len(), first.len());
+    combine_on_side(Level::detected(), dtype, op, true, into, first);
 }
 
-fn combine_behind_at(level: Level, dtype: DType, op: ReduceOp, first: &[u8], into: &mut [u8]) {
-    same_length(into.len(), first.len());
-    with_operator!(dtype, op, |T, combine| in_place::<T>(
-        level,
-        into,
-        first,
-        |a, b| combine(b, a)
-    ));
+/// `into` is the left operand, or the right one if the other one is `first`.
+fn combine_on_side(
+    level: Level,
+    dtype: DType,
+    op: ReduceOp,
+    first: bool,
+    into: &mut [u8],
+    from: &[u8],
+) {
+    macro_rules! run {
+        ($type:ty, $combine:expr) => {
+            in_place::<$type>(level, first, into, from, $combine)
+        };
+    }
+    // A wrapped sum or product has the same bits with and without a sign.
+    macro_rules! integers {
+        ($unsigned:ty, $ordered:ty) => {
+            match op {
+                ReduceOp::Sum | ReduceOp::Average => run!($unsigned, <$unsigned>::wrapping_add),
+                ReduceOp::Product => run!($unsigned, <$unsigned>::wrapping_mul),
+                ReduceOp::Min => run!($ordered, Ord::min),
+                ReduceOp::Max => run!($ordered, Ord::max),
+                op => undefined(op, dtype),
+            }
+        };
+    }
+    macro_rules! floats {
+        ($type:ty, $wide:ty) => {
+            match op {
+                ReduceOp::Sum | ReduceOp::Average => run!($type, |a: $wide, b: $wide| a + b),
+                ReduceOp::Product => run!($type, |a: $wide, b: $wide| a * b),
+                // `a` stays if it is NaN (no comparison holds); `b` is taken if it is NaN.
+                ReduceOp::Min => run!($type, |a: $wide, b: $wide| if (b < a) | b.is_nan() {
+                    b
+                } else {
+                    a
+                }),
+                ReduceOp::Max => run!($type, |a: $wide, b: $wide| if (b > a) | b.is_nan() {
+                    b
+                } else {
+                    a
+                }),
+                op => undefined(op, dtype),
+            }
+        };
+    }
+    match (dtype, op) {
+        (dtype, ReduceOp::BitAnd) if dtype.is_integer() => run!(u8, |a, b| a & b),
+        (dtype, ReduceOp::BitOr) if dtype.is_integer() => run!(u8, |a, b| a | b),
+        (dtype, ReduceOp::BitXor) if dtype.is_integer() => run!(u8, |a, b| a ^ b),
+        // Any byte but 0 is true.
+        (DType::Bool, ReduceOp::BitAnd | ReduceOp::Min) => {
+            run!(u8, |a, b| u8::from((a != 0) & (b != 0)));
+        }
+        (DType::Bool, ReduceOp::BitOr | ReduceOp::Max) => run!(u8, |a, b| u8::from((a | b) != 0)),
+        (DType::Bool, ReduceOp::BitXor) => run!(u8, |a, b| u8::from((a != 0) != (b != 0))),
+        (DType::Bool, op) => undefined(op, dtype),
+        (DType::U8, _) => integers!(u8, u8),
+        (DType::I8, _) => integers!(u8, i8),
+        (DType::U16, _) => integers!(u16, u16),
+        (DType::I16, _) => integers!(u16, i16),
+        (DType::U32, _) => integers!(u32, u32),
+        (DType::I32, _) => integers!(u32, i32),
+        (DType::U64, _) => integers!(u64, u64),
+        (DType::I64, _) => integers!(u64, i64),
+        (DType::F16, _) => floats!(f16, f32),
+        (DType::Bf16, _) => floats!(bf16, f32),
+        (DType::F32, _) => floats!(f32, f32),
+        (DType::F64, _) => floats!(f64, f64),
+    }
 }
 
 fn in_place<T: Number>(
     level: Level,
+    first: bool,
     into: &mut [u8],
     from: &[u8],
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) {
-    let (into, from) = (
-        bytemuck::cast_slice_mut(into),
-        bytemuck::cast_slice::<u8, T>(from),
-    );
-    dispatch::run(
-        level,
-        InPlace {
+    let into = bytemuck::cast_slice_mut(into);
+    let from = bytemuck::cast_slice::<u8, T>(from);
+    if first {
+        let combine = |a, b| combine(b, a);
+        let kernel = InPlace {
             into,
             from,
             combine,
-        },
-    );
-}
-
-/// `into = left op right`.
-pub fn combine_into(dtype: DType, op: ReduceOp, into: &mut [u8], left: &[u8], right: &[u8]) {
-    combine_into_at(Level::detected(), dtype, op, into, left, right);
-}
-
-/// As [`combine_into`], with the instructions of this level, which the processor must have.
-pub fn combine_into_at(
-    level: Level,
-    dtype: DType,
-    op: ReduceOp,
-    into: &mut [u8],
-    left: &[u8],
-    right: &[u8],
-) {
-    same_length(into.len(), left.len());
-    same_length(into.len(), right.len());
-    if op == ReduceOp::Adasum {
-        into.copy_from_slice(left);
-        return combine_at(level, dtype, op, into, right);
+        };
+        dispatch::run(level, kernel);
+    } else {
+        let kernel = InPlace {
+            into,
+            from,
+            combine,
+        };
+        dispatch::run(level, kernel);
     }
-    with_operator!(dtype, op, |T, combine| {
-        let into = bytemuck::cast_slice_mut::<u8, T>(into);
-        let (left, right) = (bytemuck::cast_slice(left), bytemuck::cast_slice(right));
-        dispatch::run(
-            level,
-            Three {
-                into,
-                left,
-                right,
-                combine,
-            },
-        );
-    });
-}
-
-/// What is done to the combined values of an operation, if it is a reduction.
-pub(crate) fn finish_of(operation: &Operation, world: u32) -> Option<Finish> {
-    let op = operation.reduce?;
-    Some(Finish::of(op, world, operation.postscale))
 }
 
 /// Divides and multiplies, as [`Finish`] says: integers are divided truncating toward zero.
@@ -320,46 +208,56 @@ pub fn finish(dtype: DType, values: &mut [u8], finish: &Finish) {
     scale(dtype, values, finish.postscale);
 }
 
+/// Changes every element: of floats in what they are computed in; of integers, which may need a type that is larger.
+macro_rules! change {
+    ($dtype:expr, $values:expr, |$f:ident: $wide:ident| $float:expr, |$i:ident: $type:ident, $larger:ident| $integer:expr) => {{
+        macro_rules! floats {
+            ($one:ty, $computed:ty) => {{
+                type $wide = $computed;
+                map::<$one>($values, |$f: $wide| $float);
+            }};
+        }
+        macro_rules! integers {
+            ($one:ty, $big:ty) => {{
+                #[allow(dead_code)]
+                type $larger = $big;
+                type $type = $one;
+                map::<$one>($values, |$i: $type| $integer);
+            }};
+        }
+        match $dtype {
+            DType::F16 => floats!(f16, f32),
+            DType::Bf16 => floats!(bf16, f32),
+            DType::F32 => floats!(f32, f32),
+            DType::F64 => floats!(f64, f64),
+            DType::U8 => integers!(u8, u64),
+            DType::U16 => integers!(u16, u64),
+            DType::U32 => integers!(u32, u64),
+            DType::U64 => integers!(u64, u64),
+            DType::I8 => integers!(i8, i64),
+            DType::I16 => integers!(i16, i64),
+            DType::I32 => integers!(i32, i64),
+            DType::I64 => integers!(i64, i64),
+            DType::Bool => {}
+        }
+    }};
+}
+
+fn map<T: Number>(values: &mut [u8], change: impl Fn(T::Wide) -> T::Wide) {
+    let values = bytemuck::cast_slice_mut::<u8, T>(values);
+    dispatch::run(Level::detected(), Map { values, change });
+}
+
 /// Divides every element by the world size, for [`ReduceOp::Average`]. Does nothing to `bool`s.
+#[allow(clippy::cast_lossless)]
 pub fn divide(dtype: DType, values: &mut [u8], by: u32) {
-    let level = Level::detected();
-    macro_rules! floats {
-        ($type:ty, $wide:ty) => {{
-            let by = by as $wide;
-            let values = bytemuck::cast_slice_mut::<u8, $type>(values);
-            dispatch::run(
-                level,
-                Map {
-                    values,
-                    change: |value: $wide| value / by,
-                },
-            );
-        }};
-    }
-    macro_rules! integers {
-        ($type:ty, $wide:ty) => {{
-            // Every `u32` fits the wide type, and is not negative: no overflow.
-            let by = <$wide>::from(by);
-            let values = bytemuck::cast_slice_mut::<u8, $type>(values);
-            let change = |value: $type| (<$wide>::from(value) / by) as $type;
-            dispatch::run(level, Map { values, change });
-        }};
-    }
-    match dtype {
-        DType::F16 => floats!(f16, f32),
-        DType::Bf16 => floats!(bf16, f32),
-        DType::F32 => floats!(f32, f32),
-        DType::F64 => floats!(f64, f64),
-        DType::U8 => integers!(u8, u64),
-        DType::U16 => integers!(u16, u64),
-        DType::U32 => integers!(u32, u64),
-        DType::U64 => integers!(u64, u64),
-        DType::I8 => integers!(i8, i64),
-        DType::I16 => integers!(i16, i64),
-        DType::I32 => integers!(i32, i64),
-        DType::I64 => integers!(i64, i64),
-        DType::Bool => {}
-    }
+    change!(
+        dtype,
+        values,
+        |value: Wide| value / by as Wide,
+        // Every `u32` fits the larger type, and is not negative: no overflow.
+        |value: Type, Larger| (value as Larger / by as Larger) as Type
+    );
 }
 
 /// Multiplies every element with a factor, for prescale and postscale. Does nothing to `bool`s.
@@ -367,47 +265,18 @@ pub fn divide(dtype: DType, values: &mut [u8], by: u32) {
 /// `f64` multiplies as it is, the other floats in `f32` (the factor is rounded to it). Integers are multiplied in `f64`
 /// and truncated toward zero, as Horovod does; what does not fit becomes the nearest value that does, and integers over
 /// 2^53 lose their lowest bits.
+#[allow(clippy::cast_lossless, clippy::cast_sign_loss)]
 pub fn scale(dtype: DType, values: &mut [u8], factor: Factor) {
     if factor.is_one() {
         return;
     }
-    let (level, factor) = (Level::detected(), factor.get());
-    macro_rules! floats {
-        ($type:ty, $wide:ty) => {{
-            let factor = factor as $wide;
-            let values = bytemuck::cast_slice_mut::<u8, $type>(values);
-            dispatch::run(
-                level,
-                Map {
-                    values,
-                    change: |value: $wide| value * factor,
-                },
-            );
-        }};
-    }
-    macro_rules! integers {
-        ($type:ty) => {{
-            let values = bytemuck::cast_slice_mut::<u8, $type>(values);
-            #[allow(clippy::cast_lossless, clippy::cast_sign_loss)]
-            let change = |value: $type| (value as f64 * factor) as $type;
-            dispatch::run(level, Map { values, change });
-        }};
-    }
-    match dtype {
-        DType::F16 => floats!(f16, f32),
-        DType::Bf16 => floats!(bf16, f32),
-        DType::F32 => floats!(f32, f32),
-        DType::F64 => floats!(f64, f64),
-        DType::U8 => integers!(u8),
-        DType::U16 => integers!(u16),
-        DType::U32 => integers!(u32),
-        DType::U64 => integers!(u64),
-        DType::I8 => integers!(i8),
-        DType::I16 => integers!(i16),
-        DType::I32 => integers!(i32),
-        DType::I64 => integers!(i64),
-        DType::Bool => {}
-    }
+    let factor = factor.get();
+    change!(
+        dtype,
+        values,
+        |value: Wide| value * factor as Wide,
+        |value: Type, Larger| (value as f64 * factor) as Type
+    );
 }
 
 /// Fills with the value that changes nothing when it is combined: what a rank that has no data gives.
@@ -493,85 +362,64 @@ pub fn convert(to: DType, into: &mut [u8], from_type: DType, from: &[u8]) {
 }
 
 /// As [`convert`], with the instructions of this level, which the processor must have.
-pub fn convert_at(level: Level, to: DType, into: &mut [u8], from_type: DType, from: &[u8]) {
-    fn halves<T: Number<Wide = f32>>(level: Level, to: DType, into: &mut [u8], from: &[u8]) {
-        let from = bytemuck::cast_slice::<u8, T>(from);
-        match to {
-            DType::F32 => {
-                let into = bytemuck::cast_slice_mut(into);
-                same_length(into.len(), from.len());
-                dispatch::run(level, Widen::<T> { into, from });
-            }
-            _ => by_f32(to, into, from.len(), |floats, at| {
-                let from = &from[at..at + floats.len()];
-                dispatch::run(level, Widen::<T> { into: floats, from });
-            }),
-        }
-    }
-    /// Makes `f32`s block by block, and what is asked for of them.
-    fn by_f32(to: DType, into: &mut [u8], count: usize, make: impl Fn(&mut [f32], usize)) {
-        const BLOCK: usize = 1024;
-        same_length(into.len(), count * to.size());
-        let mut floats = [0_f32; BLOCK];
-        for at in (0..count).step_by(BLOCK) {
-            let floats = &mut floats[..BLOCK.min(count - at)];
-            make(floats, at);
-            let into = &mut into[at * to.size()..(at + floats.len()) * to.size()];
-            convert(to, into, DType::F32, bytemuck::cast_slice(floats));
-        }
-    }
-    fn narrow<T: Number<Wide = f32>>(level: Level, into: &mut [u8], from: &[f32]) {
-        let into = bytemuck::cast_slice_mut::<u8, T>(into);
-        same_length(into.len(), from.len());
-        dispatch::run(level, Narrow::<T> { into, from });
-    }
+fn convert_at(level: Level, to: DType, into: &mut [u8], from_type: DType, from: &[u8]) {
+    const BLOCK: usize = 1024;
     assert!(
         to.is_float() && from_type.is_float(),
         "{from_type} to {to}: only floats are converted"
     );
+    let count = from.len() / from_type.size();
+    same_length(into.len(), count * to.size());
     if to == from_type {
         return into.copy_from_slice(from);
     }
-    match (from_type, to) {
-        (DType::F16, _) => halves::<f16>(level, to, into, from),
-        (DType::Bf16, _) => halves::<bf16>(level, to, into, from),
-        (DType::F32, DType::F16) => narrow::<f16>(level, into, bytemuck::cast_slice(from)),
-        (DType::F32, DType::Bf16) => narrow::<bf16>(level, into, bytemuck::cast_slice(from)),
-        (DType::F32, _) => {
-            let (into, from) = (
-                bytemuck::cast_slice_mut::<u8, f64>(into),
-                bytemuck::cast_slice::<u8, f32>(from),
-            );
-            same_length(into.len(), from.len());
-            for (into, from) in into.iter_mut().zip(from) {
-                *into = f64::from(*from);
-            }
+    let mut floats = [0_f32; BLOCK];
+    for at in (0..count).step_by(BLOCK) {
+        let length = BLOCK.min(count - at);
+        let part = |size: usize| at * size..(at + length) * size;
+        let floats = &mut floats[..length];
+        widen(level, floats, from_type, &from[part(from_type.size())]);
+        narrow(level, to, &mut into[part(to.size())], floats);
+    }
+}
+
+fn widen(level: Level, into: &mut [f32], from_type: DType, from: &[u8]) {
+    match from_type {
+        DType::F16 => {
+            let from = bytemuck::cast_slice::<u8, f16>(from);
+            dispatch::run(level, Widen { into, from });
         }
+        DType::Bf16 => {
+            let from = bytemuck::cast_slice::<u8, bf16>(from);
+            dispatch::run(level, Widen { into, from });
+        }
+        DType::F32 => into.copy_from_slice(bytemuck::cast_slice(from)),
         _ => {
-            let from = bytemuck::cast_slice::<u8, f64>(from);
-            let cast = |floats: &mut [f32], at: usize| {
-                for (float, from) in floats.iter_mut().zip(&from[at..]) {
-                    *float = *from as f32;
-                }
-            };
-            if to == DType::F32 {
-                let into = bytemuck::cast_slice_mut(into);
-                same_length(into.len(), from.len());
-                cast(into, 0);
-            } else {
-                by_f32(to, into, from.len(), cast);
+            for (into, from) in into.iter_mut().zip(bytemuck::cast_slice::<u8, f64>(from)) {
+                *into = *from as f32;
             }
         }
     }
 }
 
-/// Copies a result to its place.
-pub fn copy(into: &mut [u8], from: &[u8], store: Store) {
-    match store {
-        Store::Cached => into.copy_from_slice(from),
-        Store::Streaming => {
-            dispatch::stream(into, from);
-            dispatch::fence();
+fn narrow(level: Level, to: DType, into: &mut [u8], from: &[f32]) {
+    match to {
+        DType::F16 => {
+            let into = bytemuck::cast_slice_mut::<u8, f16>(into);
+            dispatch::run(level, Narrow { into, from });
+        }
+        DType::Bf16 => {
+            let into = bytemuck::cast_slice_mut::<u8, bf16>(into);
+            dispatch::run(level, Narrow { into, from });
+        }
+        DType::F32 => bytemuck::cast_slice_mut(into).copy_from_slice(from),
+        _ => {
+            for (into, from) in bytemuck::cast_slice_mut::<u8, f64>(into)
+                .iter_mut()
+                .zip(from)
+            {
+                *into = f64::from(*from);
+            }
         }
     }
 }

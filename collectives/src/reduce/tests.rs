@@ -1,10 +1,6 @@
 #![allow(clippy::cast_possible_wrap, clippy::float_cmp)]
 
-mod levels;
-mod values;
-
 use half::{bf16, f16};
-use proptest::prelude::*;
 
 use super::adasum::dots_at;
 use super::*;
@@ -48,6 +44,11 @@ fn mixed(dtype: DType, length: usize, seed: u64) -> Vec<u8> {
         let picks_special = next().is_multiple_of(3);
         match dtype {
             DType::Bool => bytes.push((any % 2) as u8),
+            // NaN of many kinds.
+            _ if dtype.is_float() && any.is_multiple_of(7) => {
+                bytes.push((any >> 32) as u8);
+                bytes.resize(bytes.len() + dtype.size() - 1, 0xff);
+            }
             DType::F16 if picks_special => {
                 bytes.extend_from_slice(&f16::from_f64(special).to_le_bytes());
             }
@@ -92,20 +93,9 @@ fn reference(dtype: DType, op: ReduceOp, a: &[u8], b: &[u8]) -> Option<Vec<u8>> 
                 ReduceOp::Sum | ReduceOp::Average => a + b,
                 ReduceOp::Product => a * b,
                 _ if a.is_nan() || b.is_nan() => <$wide>::NAN,
-                ReduceOp::Min => {
-                    if b < a {
-                        b
-                    } else {
-                        a
-                    }
-                }
-                _ => {
-                    if b > a {
-                        b
-                    } else {
-                        a
-                    }
-                }
+                // The left one, of two zeros.
+                _ if (b < a) == (op == ReduceOp::Min) && a != b => b,
+                _ => a,
             };
             let result: $type = $from(result);
             (!result.is_nan()).then(|| result.to_le_bytes().to_vec())
@@ -219,16 +209,10 @@ fn every_type_operator_length_and_level_is_as_the_plain_loop() {
                 let mut into = Aligned::of(left.bytes());
                 combine_at(level, dtype, op, into.bytes_mut(), right.bytes());
                 check_equal(dtype, into.bytes(), |index| expected[index].clone(), &case);
-                let mut into = Aligned::of(&vec![0xa5; length * size]);
-                combine_into_at(
-                    level,
-                    dtype,
-                    op,
-                    into.bytes_mut(),
-                    left.bytes(),
-                    right.bytes(),
-                );
-                check_equal(dtype, into.bytes(), |index| expected[index].clone(), &case);
+                // Two ranks write over their own values, one over the left and one over the right ones: of two NaN the same comes out.
+                let mut over_right = Aligned::of(right.bytes());
+                combine_on_side(level, dtype, op, true, over_right.bytes_mut(), left.bytes());
+                assert_eq!(into.bytes(), over_right.bytes(), "{case}");
             }
         }
     }
@@ -282,27 +266,231 @@ fn slices_of_different_length_panic() {
     combine(DType::U8, ReduceOp::Sum, &mut [0], &[0, 0]);
 }
 
-proptest! {
-    #[test]
-    fn any_bytes_are_combined_alike_by_all_levels(
-        case in prop::sample::select(defined().collect::<Vec<_>>()),
-        length in 0_usize..300,
-        seeds in any::<(u64, u64)>(),
-    ) {
-        let (dtype, op) = case;
-        let left = Aligned::of(&mixed(dtype, length, seeds.0));
-        let right = Aligned::of(&mixed(dtype, length, seeds.1));
-        let mut plain = Aligned::of(left.bytes());
-        combine_at(Level::Plain, dtype, op, plain.bytes_mut(), right.bytes());
-        for level in Level::available() {
-            let mut into = Aligned::of(left.bytes());
-            combine_at(level, dtype, op, into.bytes_mut(), right.bytes());
-            let size = dtype.size();
-            let same = |index: usize| {
-                let one = &plain.bytes()[index * size..(index + 1) * size];
-                (!is_nan(dtype, one)).then(|| one.to_vec())
+fn divided<T: Element + bytemuck::Pod>(values: &[T], by: u32) -> Vec<T> {
+    let mut into = values.to_vec();
+    divide(T::DTYPE, bytemuck::cast_slice_mut(&mut into), by);
+    into
+}
+
+fn scaled<T: Element + bytemuck::Pod>(values: &[T], factor: f64) -> Vec<T> {
+    let mut into = values.to_vec();
+    scale(
+        T::DTYPE,
+        bytemuck::cast_slice_mut(&mut into),
+        Factor::new(factor),
+    );
+    into
+}
+
+#[test]
+fn integers_wrap_and_their_average_truncates_toward_zero() {
+    assert_eq!(reduced(ReduceOp::Sum, &[i32::MAX], &[1]), [i32::MIN]);
+    assert_eq!(reduced(ReduceOp::Sum, &[250_u8], &[10]), [4]);
+    assert_eq!(reduced(ReduceOp::Product, &[i64::MAX], &[2]), [-2]);
+    assert_eq!(reduced(ReduceOp::Min, &[-1_i8], &[1]), [-1]);
+    assert_eq!(reduced(ReduceOp::Min, &[255_u8], &[1]), [1]);
+    assert_eq!(
+        divided(&[7_i64, -7, 6, i64::MIN], 2),
+        [3, -3, 3, i64::MIN / 2]
+    );
+    assert_eq!(divided(&[i32::MAX], u32::MAX), [0]);
+    assert_eq!(divided(&[i8::MIN, 100], 300), [0, 0]);
+    assert_eq!(divided(&[u64::MAX], 3), [u64::MAX / 3]);
+    assert_eq!(divided(&[f16::from_f32(3.0)], 2), [f16::from_f32(1.5)]);
+    assert_eq!(divided(&[bf16::from_f32(1.0)], 4), [bf16::from_f32(0.25)]);
+}
+
+#[test]
+fn half_types_are_combined_in_f32_and_become_infinite() {
+    let big = f16::from_f32(60_000.0);
+    assert_eq!(reduced(ReduceOp::Sum, &[big], &[big]), [f16::INFINITY]);
+    assert_eq!(
+        reduced(ReduceOp::Sum, &[f16::INFINITY], &[big]),
+        [f16::INFINITY]
+    );
+    // 2049 is a tie between 2048 and 2050: to even.
+    let sum = reduced(ReduceOp::Sum, &[f16::from_f32(2048.0)], &[f16::ONE]);
+    assert_eq!(sum, [f16::from_f32(2048.0)]);
+    assert_eq!(scaled(&[big], 0.5), [f16::from_f32(30_000.0)]);
+}
+
+#[test]
+fn infinities_are_ordinary_values() {
+    let infinity = f32::INFINITY;
+    assert_eq!(
+        reduced(ReduceOp::Min, &[infinity], &[-infinity]),
+        [-infinity]
+    );
+    assert_eq!(reduced(ReduceOp::Max, &[1.0], &[infinity]), [infinity]);
+    assert!(reduced(ReduceOp::Sum, &[infinity], &[-infinity])[0].is_nan());
+}
+
+#[test]
+fn scaled_integers_are_truncated_and_stay_in_range() {
+    assert_eq!(scaled(&[3_i32, -3, 100], 0.5), [1, -1, 50]);
+    assert_eq!(scaled(&[100_u8, 3], 3.0), [255, 9]);
+    assert_eq!(scaled(&[100_u8], -1.0), [0]);
+    assert_eq!(scaled(&[i64::MAX], 2.0), [i64::MAX]);
+    assert_eq!(scaled(&[1_i16], f64::NAN), [0]);
+    assert_eq!(scaled(&[1.5_f32, -2.0], 2.0), [3.0, -4.0]);
+    assert_eq!(scaled(&[1.5_f64], 1e300), [1.5e300]);
+    assert_eq!(scaled(&[u64::MAX], 1.0), [u64::MAX]);
+}
+
+#[test]
+fn any_byte_but_0_is_true() {
+    let mut into = [0_u8, 0, 2, 2];
+    combine(DType::Bool, ReduceOp::BitXor, &mut into, &[0, 4, 0, 4]);
+    assert_eq!(into, [0, 1, 1, 0]);
+    let mut into = [1_u8];
+    combine(DType::Bool, ReduceOp::Min, &mut into, &[2]);
+    assert_eq!(into, [1]);
+}
+
+#[test]
+fn levels_convert_alike() {
+    for to in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
+        for from in [DType::F16, DType::Bf16, DType::F32, DType::F64] {
+            for length in [0, 1, 15, 16, 17, 1024, 1025, 3000] {
+                let source = Aligned::of(&mixed(from, length, 5));
+                let mut plain = Aligned::of(&vec![0; length * to.size()]);
+                convert_at(Level::Plain, to, plain.bytes_mut(), from, source.bytes());
+                for level in Level::available() {
+                    let mut into = Aligned::of(&vec![1; length * to.size()]);
+                    convert_at(level, to, into.bytes_mut(), from, source.bytes());
+                    let size = to.size();
+                    let same = |index: usize| {
+                        let one = &plain.bytes()[index * size..(index + 1) * size];
+                        (!is_nan(to, one)).then(|| one.to_vec())
+                    };
+                    check_equal(
+                        to,
+                        into.bytes(),
+                        same,
+                        &format!("{from} to {to} by {level:?}"),
+                    );
+                }
+                // What is widened comes back.
+                if to.size() > from.size() {
+                    let mut back = Aligned::of(&vec![1; source.bytes().len()]);
+                    convert(from, back.bytes_mut(), to, plain.bytes());
+                    let size = from.size();
+                    let same = |index: usize| {
+                        let one = &source.bytes()[index * size..(index + 1) * size];
+                        (!is_nan(from, one)).then(|| one.to_vec())
+                    };
+                    check_equal(
+                        from,
+                        back.bytes(),
+                        same,
+                        &format!("{from} to {to} and back"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_half_is_converted_alike_by_all_levels() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    for level in Level::available() {
+        let mut wide = vec![0_f32; all.len()];
+        let into = bytemuck::cast_slice_mut(&mut wide);
+        convert_at(
+            level,
+            DType::F32,
+            into,
+            DType::F16,
+            bytemuck::cast_slice(&all),
+        );
+        for (bits, wide) in all.iter().zip(&wide) {
+            assert_eq!(
+                wide.to_bits(),
+                software::widen_f16(*bits).to_bits(),
+                "{level:?} {bits:04x}"
+            );
+        }
+        // Between halves, at the ties, and beyond the largest.
+        let between: Vec<f32> = wide
+            .iter()
+            .flat_map(|value| {
+                [0x0fff_u32, 0x1000, 0x1001].map(|low| f32::from_bits(value.to_bits() | low))
+            })
+            .collect();
+        let mut short = vec![0_u16; between.len()];
+        let into = bytemuck::cast_slice_mut(&mut short);
+        convert_at(
+            level,
+            DType::F16,
+            into,
+            DType::F32,
+            bytemuck::cast_slice(&between),
+        );
+        for (value, short) in between.iter().zip(&short) {
+            assert_eq!(*short, software::narrow_f16(*value), "{level:?} {value:e}");
+        }
+    }
+}
+
+#[test]
+fn adasum_averages_parallel_and_adds_orthogonal_vectors() {
+    for length in [1, 7, 8, 9, 513, 5000] {
+        let one: Vec<f32> = (0..length).map(|index| 1.0 + (index % 7) as f32).collect();
+        assert_eq!(reduced(ReduceOp::Adasum, &one, &one), one);
+        let (mut left, mut right) = (vec![0.0_f64; length + 1], vec![0.0; length + 1]);
+        (left[0], right[length]) = (3.0, 4.0);
+        let sum = reduced(ReduceOp::Adasum, &left, &right);
+        assert_eq!((sum[0], sum[length]), (3.0, 4.0));
+    }
+    let dots = Dots {
+        both: 2.0,
+        left: 4.0,
+        right: 1.0,
+    };
+    assert_eq!(dots.factors(), (0.75, 0.0));
+    assert_eq!(dots.mirrored().factors(), (0.0, 0.75));
+    assert_eq!(Dots::from_bytes(&dots.to_bytes()), dots);
+    assert_eq!(dots.plus(dots).both, 4.0);
+}
+
+#[test]
+fn scalar_products_have_the_same_bits_at_every_level() {
+    for dtype in [DType::F16, DType::F32, DType::F64] {
+        for length in [0, 1, 8, 511, 512, 513, 4099] {
+            let number = |seed: u32| -> Vec<f64> {
+                (0..length)
+                    .map(|index: u32| {
+                        f64::from((index * 7919 + seed).wrapping_mul(40_503) % 1013) / 77.0
+                    })
+                    .collect()
             };
-            check_equal(dtype, into.bytes(), same, &format!("{op} of {dtype}"));
+            let as_type = |values: &[f64]| {
+                let mut bytes = Aligned::of(&vec![0; values.len() * dtype.size()]);
+                convert(
+                    dtype,
+                    bytes.bytes_mut(),
+                    DType::F64,
+                    bytemuck::cast_slice(values),
+                );
+                bytes
+            };
+            let (left, right) = (as_type(&number(1)), as_type(&number(2)));
+            let plain = dots_at(Level::Plain, dtype, left.bytes(), right.bytes());
+            for level in Level::available() {
+                assert_eq!(dots_at(level, dtype, left.bytes(), right.bytes()), plain);
+            }
+            let expected: f64 = {
+                let mut wide = vec![0_f64; length as usize];
+                convert(
+                    DType::F64,
+                    bytemuck::cast_slice_mut(&mut wide),
+                    dtype,
+                    left.bytes(),
+                );
+                wide.iter().map(|value| value * value).sum()
+            };
+            assert!((plain.left - expected).abs() <= 1e-9 * expected.max(1.0));
         }
     }
 }

@@ -120,6 +120,17 @@ impl Action {
             .filter(|_| !matches!(self, Self::Send { .. }))
     }
 
+    /// The same transfer the other way; `None` for local actions.
+    pub(super) fn back(self) -> Option<Self> {
+        match self {
+            Self::Send { peer, span } => Some(Self::Receive { peer, span }),
+            Self::Receive { peer, span } | Self::ReceiveReduce { peer, span } => {
+                Some(Self::Send { peer, span })
+            }
+            _ => None,
+        }
+    }
+
     /// Where what it touches ends.
     pub(crate) fn end(&self) -> usize {
         match *self {

@@ -25,15 +25,12 @@ pub(super) fn doubling(out: &mut Schedule, team: Team, count: usize, size: usize
     let mut distance = 1;
     while distance < team.size {
         let peer = team.me ^ distance;
-        out.act(Action::Send { peer, span: own });
-        out.act(Action::Receive { peer, span: other });
+        out.send_to(peer, own);
+        out.receive_from(peer, other);
         let mirrored = team.me & distance != 0;
         let (left, right) = if mirrored { (other, own) } else { (own, other) };
-        out.act(Action::Dots {
-            left,
-            right,
-            into: dots,
-        });
+        let into = dots;
+        out.act(Action::Dots { left, right, into });
         out.act(Action::Blend {
             from: other,
             into: own,
@@ -43,9 +40,7 @@ pub(super) fn doubling(out: &mut Schedule, team: Team, count: usize, size: usize
         out.end_step();
         distance *= 2;
     }
-    if finish {
-        out.local(Action::Finish { span: own });
-    }
+    out.finish(finish, own);
 }
 
 /// Partners exchange halves of what they hold; then all-gather: 2 S (n-1)/n bytes, and 24 bytes now and then.
@@ -65,29 +60,24 @@ pub(super) fn halving(out: &mut Schedule, team: Team, count: usize, size: usize,
             start: scratch,
             len: keep.len,
         };
-        out.act(Action::Send { peer, span: give });
-        out.act(Action::Receive { peer, span: other });
+        out.send_to(peer, give);
+        out.receive_from(peer, other);
         let (left, right) = if mirrored {
             (other, keep)
         } else {
             (keep, other)
         };
-        out.act(Action::Dots {
-            left,
-            right,
-            into: dots,
-        });
+        let into = dots;
+        out.act(Action::Dots { left, right, into });
         out.end_step();
         // The 2 * distance ranks from a multiple of that on hold the parts of these two vectors.
         let mut near = 1;
         while near <= distance {
             let peer = team.me ^ near;
-            out.act(Action::Send { peer, span: dots });
-            out.act(Action::Receive { peer, span: more });
-            out.act(Action::AddDots {
-                from: more,
-                into: dots,
-            });
+            out.send_to(peer, dots);
+            out.receive_from(peer, more);
+            let (from, into) = (more, dots);
+            out.act(Action::AddDots { from, into });
             out.end_step();
             near *= 2;
         }
@@ -99,16 +89,14 @@ pub(super) fn halving(out: &mut Schedule, team: Team, count: usize, size: usize,
         });
         distance *= 2;
     }
-    if finish {
-        let (span, _) = halves(team.me, count, distance / 2);
-        out.local(Action::Finish { span });
-    }
+    let (span, _) = halves(team.me, count, distance / 2);
+    out.finish(finish, span);
     while distance > 1 {
         distance /= 2;
         let peer = team.me ^ distance;
         let (keep, give) = halves(team.me, count, distance);
-        out.act(Action::Send { peer, span: keep });
-        out.act(Action::Receive { peer, span: give });
+        out.send_to(peer, keep);
+        out.receive_from(peer, give);
         out.end_step();
     }
 }

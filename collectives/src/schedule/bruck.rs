@@ -21,14 +21,9 @@ fn exchange(out: &mut Schedule, team: Team, counts: impl Counts) {
     let mut have = 1;
     while have < team.size {
         let more = have.min(team.size - have);
-        out.act(Action::Send {
-            peer: team.before(have),
-            span: Span::between(0, start(more)),
-        });
-        out.act(Action::Receive {
-            peer: team.after(have),
-            span: Span::between(start(have), start(have + more)),
-        });
+        out.send_to(team.before(have), Span::between(0, start(more)));
+        let span = Span::between(start(have), start(have + more));
+        out.receive_from(team.after(have), span);
         out.end_step();
         have += more;
     }
@@ -58,17 +53,10 @@ pub(super) fn all_reduce(out: &mut Schedule, team: Team, count: usize, finish: b
         Span::between(start, start + count)
     };
     let result = values(0);
-    for rank in 1..team.size {
-        out.local(Action::Combine {
-            from: values(rank),
-            into: result,
-        });
+    for from in (1..team.size).map(values) {
+        out.local(Action::Combine { from, into: result });
     }
-    if finish {
-        out.local(Action::Finish { span: result });
-    }
-    out.outputs.push(Output {
-        from: result,
-        to: 0,
-    });
+    out.finish(finish, result);
+    let (from, to) = (result, 0);
+    out.outputs.push(Output { from, to });
 }

@@ -234,10 +234,6 @@ impl Tally<'_> {
                 self.bruck(bytes);
                 self.combine(bytes * f64::from(world - 1));
             }
-            Algorithm::Binomial => {
-                self.tree(world, true, |_| bytes);
-                self.tree(world, false, |_| bytes);
-            }
             Algorithm::Doubling => self.doubling(world, Reach::Pairs, bytes),
             Algorithm::Halving => self.halving(world, Reach::Pairs, bytes, true),
             Algorithm::TwoLevelRing | Algorithm::TwoLevelHalving | Algorithm::TwoLevelDoubling => {

@@ -1,6 +1,6 @@
-//! Every pair of ranks by itself: all-to-all, linear gathers and scatters, one rank to another.
+//! Every pair of ranks by itself: all-to-all, and a gather all at once.
 
-use super::{Action, Counts, Output, Schedule, Span, Team};
+use super::{Counts, Output, Schedule, Span, Team};
 
 /// All-to-all. The rank at distance d is served in step d, or all at once.
 ///
@@ -18,18 +18,10 @@ pub(super) fn all_to_all(
     out.input = Some(Span::between(0, sent));
     for distance in 1..team.size {
         let (to, from) = (team.after(distance), team.before(distance));
-        out.act(Action::Send {
-            peer: to,
-            span: send.span(to),
-        });
-        let span = receive.span(from);
-        out.act(Action::Receive {
-            peer: from,
-            span: Span {
-                start: sent + span.start,
-                ..span
-            },
-        });
+        out.send_to(to, send.span(to));
+        let Span { start, len } = receive.span(from);
+        let start = sent + start;
+        out.receive_from(from, Span { start, len });
         if !at_once {
             out.end_step();
         }
@@ -47,51 +39,19 @@ pub(super) fn all_to_all(
 
 /// Every rank sends its share to the root, which receives all at once.
 pub(super) fn gather(out: &mut Schedule, team: Team, root: u32, counts: impl Counts) {
-    let own = counts.of(team.me);
-    if team.me != root {
-        let span = Span::between(0, own);
-        out.buffer = own;
-        out.input = Some(span);
-        out.alone(Action::Send { peer: root, span });
-        return;
-    }
-    let all = Span::between(0, counts.before(team.size));
-    out.buffer = all.len;
-    out.input = Some(counts.span(root));
-    out.outputs.push(Output { from: all, to: 0 });
-    for distance in 1..team.size {
-        let peer = team.after(distance);
-        out.act(Action::Receive {
-            peer,
-            span: counts.span(peer),
-        });
-    }
-    out.end_step();
-}
-
-/// The root sends every rank its share, all at once.
-pub(super) fn scatter(out: &mut Schedule, team: Team, root: u32, counts: impl Counts) {
-    let own = counts.of(team.me);
-    if team.me != root {
-        let span = Span::between(0, own);
-        out.buffer = own;
-        out.outputs.push(Output { from: span, to: 0 });
-        out.alone(Action::Receive { peer: root, span });
-        return;
-    }
-    let all = Span::between(0, counts.before(team.size));
-    out.buffer = all.len;
-    out.input = Some(all);
-    out.outputs.push(Output {
-        from: counts.span(root),
-        to: 0,
-    });
-    for distance in 1..team.size {
-        let peer = team.after(distance);
-        out.act(Action::Send {
-            peer,
-            span: counts.span(peer),
-        });
+    if team.me == root {
+        let all = Span::between(0, counts.before(team.size));
+        out.buffer = all.len;
+        out.input = Some(counts.span(root));
+        out.outputs.push(Output { from: all, to: 0 });
+        for peer in (1..team.size).map(|distance| team.after(distance)) {
+            out.receive_from(peer, counts.span(peer));
+        }
+    } else {
+        let own = Span::between(0, counts.of(team.me));
+        out.buffer = own.len;
+        out.input = Some(own);
+        out.send_to(root, own);
     }
     out.end_step();
 }

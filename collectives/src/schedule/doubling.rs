@@ -3,8 +3,8 @@
 //! Both compute `lower op higher`: the same bits on every rank. For that the higher one combines into what it
 //! received, so that its result moves between two places.
 
-use super::halving::{Fold, Role};
-use super::{Action, Schedule, Span, Team};
+use super::halving::Fold;
+use super::{Schedule, Span, Team};
 
 /// Of the elements from `at` on, with as many from `scratch` on to work with. Returns where the result is.
 pub(super) fn all_reduce(
@@ -17,43 +17,24 @@ pub(super) fn all_reduce(
 ) -> Span {
     let span = |start: usize| Span { start, len: count };
     let fold = Fold::of(team);
-    let Role::Member { place, proxy } = fold.role(team.me) else {
-        let (peer, span) = (team.me + 1, span(at));
-        out.alone(Action::Send { peer, span });
-        out.alone(Action::Receive { peer, span });
-        return span;
-    };
     let (mut own, mut other) = (span(at), span(scratch));
-    if proxy {
-        let peer = team.me - 1;
-        out.alone(Action::ReceiveReduce { peer, span: own });
-    }
-    let mut distance = 1;
-    while distance < fold.power {
-        let peer = fold.member(place ^ distance);
-        out.act(Action::Send { peer, span: own });
-        out.act(Action::Receive { peer, span: other });
-        if place & distance == 0 {
-            out.act(Action::Combine {
-                from: other,
-                into: own,
-            });
-        } else {
-            out.act(Action::Combine {
-                from: own,
-                into: other,
-            });
-            std::mem::swap(&mut own, &mut other);
+    if let Some(place) = fold.fold(out, team, own) {
+        let mut distance = 1;
+        while distance < fold.power {
+            let peer = fold.member(place ^ distance);
+            out.send_to(peer, own);
+            out.receive_from(peer, other);
+            if place & distance == 0 {
+                out.combine(other, own);
+            } else {
+                out.combine(own, other);
+                std::mem::swap(&mut own, &mut other);
+            }
+            out.end_step();
+            distance *= 2;
         }
-        out.end_step();
-        distance *= 2;
+        out.finish(finish, own);
     }
-    if finish {
-        out.local(Action::Finish { span: own });
-    }
-    if proxy {
-        let peer = team.me - 1;
-        out.alone(Action::Send { peer, span: own });
-    }
+    fold.unfold(out, team, |_| own);
     own
 }

@@ -3,23 +3,14 @@
 //! In a world that is no power of two, each of the first ranks at an even place hands its values to the rank
 //! after it, waits, and gets its part of the result from it; the others form a power of two.
 
-use super::{Action, Counts, Schedule, Span, Team, start};
+use super::{Counts, Schedule, Span, Team, start};
 
 /// How the ranks of a team form a power of two.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fold {
     pub(super) power: u32,
     /// How many ranks are over.
-    pub(super) over: u32,
-}
-
-/// What a rank does in a [`Fold`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Hands its values to the rank after it.
-    Idle,
-    /// Has this place; `proxy` for the rank before it too.
-    Member { place: u32, proxy: bool },
+    over: u32,
 }
 
 impl Fold {
@@ -31,13 +22,33 @@ impl Fold {
         }
     }
 
-    pub(super) fn role(self, rank: u32) -> Role {
-        let proxy = rank < 2 * self.over;
-        if proxy && rank.is_multiple_of(2) {
-            return Role::Idle;
+    /// Brings the values of ranks that are over to the ranks after them. Returns the place of this rank; `None` if it is over.
+    pub(super) fn fold(self, out: &mut Schedule, team: Team, all: Span) -> Option<u32> {
+        let is_folded = team.me < 2 * self.over;
+        if is_folded && team.me.is_multiple_of(2) {
+            out.send_to(team.me + 1, all);
+            out.end_step();
+            return None;
         }
-        let place = if proxy { rank / 2 } else { rank - self.over };
-        Role::Member { place, proxy }
+        if is_folded {
+            out.reduce_from(team.me - 1, all);
+            out.end_step();
+            return Some(team.me / 2);
+        }
+        Some(team.me - self.over)
+    }
+
+    /// Hands the results to the ranks that are over; `of` says which part a rank has.
+    pub(super) fn unfold(self, out: &mut Schedule, team: Team, of: impl Fn(u32) -> Span) {
+        if team.me >= 2 * self.over {
+            return;
+        }
+        if team.me.is_multiple_of(2) {
+            out.receive_from(team.me + 1, of(team.me));
+        } else {
+            out.send_to(team.me - 1, of(team.me - 1));
+        }
+        out.end_step();
     }
 
     /// The rank at a place.
@@ -71,36 +82,10 @@ fn scatter(out: &mut Schedule, fold: Fold, place: u32, bounds: impl Fn(u32) -> u
             (low + width, low)
         };
         let peer = fold.member(place ^ width);
-        out.act(Action::Send {
-            peer,
-            span: span(give, width),
-        });
-        out.act(Action::ReceiveReduce {
-            peer,
-            span: span(keep, width),
-        });
+        out.send_to(peer, span(give, width));
+        out.reduce_from(peer, span(keep, width));
         out.end_step();
         low = keep;
-    }
-}
-
-fn gather(out: &mut Schedule, fold: Fold, place: u32, bounds: impl Fn(u32) -> usize) {
-    let span = |low: u32, width: u32| Span::between(bounds(low), bounds(low + width));
-    let (mut low, mut width) = (place, 1);
-    while width < fold.power {
-        let peer = fold.member(place ^ width);
-        let other = low ^ width;
-        out.act(Action::Send {
-            peer,
-            span: span(low, width),
-        });
-        out.act(Action::Receive {
-            peer,
-            span: span(other, width),
-        });
-        out.end_step();
-        low = low.min(other);
-        width *= 2;
     }
 }
 
@@ -108,60 +93,30 @@ fn gather(out: &mut Schedule, fold: Fold, place: u32, bounds: impl Fn(u32) -> us
 pub(super) fn all_reduce(out: &mut Schedule, team: Team, at: usize, count: usize, finish: bool) {
     let all = Span::between(at, at + count);
     let fold = Fold::of(team);
-    let Role::Member { place, proxy } = fold.role(team.me) else {
-        let peer = team.me + 1;
-        out.alone(Action::Send { peer, span: all });
-        out.alone(Action::Receive { peer, span: all });
-        return;
-    };
-    if proxy {
-        let peer = team.me - 1;
-        out.alone(Action::ReceiveReduce { peer, span: all });
+    if let Some(place) = fold.fold(out, team, all) {
+        let bounds = |index: u32| at + start(count, fold.power, index);
+        let first = out.len();
+        scatter(out, fold, place, bounds);
+        out.finish(finish, Span::between(bounds(place), bounds(place + 1)));
+        out.and_back(first);
     }
-    let bounds = |index: u32| at + start(count, fold.power, index);
-    scatter(out, fold, place, bounds);
-    if finish {
-        let span = Span::between(bounds(place), bounds(place + 1));
-        out.local(Action::Finish { span });
-    }
-    gather(out, fold, place, bounds);
-    if proxy {
-        let peer = team.me - 1;
-        out.alone(Action::Send { peer, span: all });
-    }
+    fold.unfold(out, team, |_| all);
 }
 
 /// Rank k gets the elements that `counts` say are its own.
 pub(super) fn reduce_scatter(out: &mut Schedule, team: Team, counts: impl Counts, finish: bool) {
     let total = counts.before(team.size);
     let fold = Fold::of(team);
-    let all = Span::between(0, total);
-    let Role::Member { place, proxy } = fold.role(team.me) else {
-        let peer = team.me + 1;
-        out.alone(Action::Send { peer, span: all });
-        let span = counts.span(team.me);
-        out.alone(Action::Receive { peer, span });
-        return;
-    };
-    if proxy {
-        let peer = team.me - 1;
-        out.alone(Action::ReceiveReduce { peer, span: all });
+    if let Some(place) = fold.fold(out, team, Span::between(0, total)) {
+        let bounds = |index: u32| {
+            if index == fold.power {
+                total
+            } else {
+                counts.before(fold.first(index))
+            }
+        };
+        scatter(out, fold, place, bounds);
+        out.finish(finish, Span::between(bounds(place), bounds(place + 1)));
     }
-    let bounds = |index: u32| {
-        if index == fold.power {
-            total
-        } else {
-            counts.before(fold.first(index))
-        }
-    };
-    scatter(out, fold, place, bounds);
-    if finish {
-        let span = Span::between(bounds(place), bounds(place + 1));
-        out.local(Action::Finish { span });
-    }
-    if proxy {
-        let peer = team.me - 1;
-        let span = counts.span(peer);
-        out.alone(Action::Send { peer, span });
-    }
+    fold.unfold(out, team, |rank| counts.span(rank));
 }

@@ -83,10 +83,7 @@ pub(super) fn all_reduce(
     // Inside: what the others have of this rank's piece comes to a place each, and is combined in order of places.
     for other in home.others() {
         if other < home.pieces {
-            out.act(Action::Send {
-                peer: home.mates[other as usize],
-                span: piece(other),
-            });
+            out.send_to(home.mates[other as usize], piece(other));
         }
     }
     if home.has_piece() {
@@ -102,10 +99,10 @@ pub(super) fn all_reduce(
             });
         out.buffer += (home.mates.len() - 1) * mine.len;
         for (peer, span) in from_others.clone() {
-            out.act(Action::Receive { peer, span });
+            out.receive_from(peer, span);
         }
         for (_, from) in from_others {
-            out.act(Action::Combine { from, into: mine });
+            out.combine(from, mine);
         }
     }
     out.end_step();
@@ -113,9 +110,7 @@ pub(super) fn all_reduce(
         let team = home.across();
         let first = out.actions.len();
         if team.size == 1 {
-            if finish {
-                out.local(Action::Finish { span: mine });
-            }
+            out.finish(finish, mine);
         } else {
             match across {
                 Algorithm::TwoLevelDoubling => {
@@ -124,10 +119,8 @@ pub(super) fn all_reduce(
                     let result =
                         doubling::all_reduce(out, team, mine.start, scratch, mine.len, finish);
                     if result != mine {
-                        out.local(Action::Copy {
-                            from: result,
-                            into: mine,
-                        });
+                        let (from, into) = (result, mine);
+                        out.local(Action::Copy { from, into });
                     }
                 }
                 Algorithm::TwoLevelHalving => {
@@ -144,13 +137,10 @@ pub(super) fn all_reduce(
     for other in home.others() {
         let peer = home.mates[other as usize];
         if home.has_piece() {
-            out.act(Action::Send { peer, span: mine });
+            out.send_to(peer, mine);
         }
         if other < home.pieces {
-            out.act(Action::Receive {
-                peer,
-                span: piece(other),
-            });
+            out.receive_from(peer, piece(other));
         }
     }
     out.end_step();
@@ -186,9 +176,8 @@ pub(super) fn all_gather(out: &mut Schedule, rank: u32, layout: &Layout, counts:
     out.input = Some(share);
     for other in home.others() {
         let peer = home.mates[other as usize];
-        out.act(Action::Send { peer, span: share });
-        let span = share_of(out, other);
-        out.act(Action::Receive { peer, span });
+        out.send_to(peer, share);
+        out.receive_from(peer, share_of(out, other));
     }
     out.end_step();
     // Each block is cut among the ranks that have a place on every host.
@@ -203,16 +192,10 @@ pub(super) fn all_gather(out: &mut Schedule, rank: u32, layout: &Layout, counts:
     if home.has_piece() {
         let first = out.actions.len();
         for step in 0..team.size - 1 {
-            let span = part(out, team.before(step), home.local);
-            out.act(Action::Send {
-                peer: team.after(1),
-                span,
-            });
-            let span = part(out, team.before(step + 1), home.local);
-            out.act(Action::Receive {
-                peer: team.before(1),
-                span,
-            });
+            let sent = part(out, team.before(step), home.local);
+            out.send_to(team.after(1), sent);
+            let received = part(out, team.before(step + 1), home.local);
+            out.receive_from(team.before(1), received);
             out.end_step();
         }
         home.name_ranks(out, first);
@@ -221,12 +204,10 @@ pub(super) fn all_gather(out: &mut Schedule, rank: u32, layout: &Layout, counts:
         for other in home.others() {
             let peer = home.mates[other as usize];
             if home.has_piece() {
-                let span = part(out, host, home.local);
-                out.act(Action::Send { peer, span });
+                out.send_to(peer, part(out, host, home.local));
             }
             if other < home.pieces {
-                let span = part(out, host, other);
-                out.act(Action::Receive { peer, span });
+                out.receive_from(peer, part(out, host, other));
             }
         }
     }

@@ -19,8 +19,7 @@
 //! |---|---|---|---|
 //! | [`Flat`](Algorithm::Flat) | all-reduce | log n | (n-1) S |
 //! | [`Doubling`](Algorithm::Doubling) | all-reduce, Adasum | log n, +2 if n is no power of two | S log p, + S |
-//! | [`Binomial`](Algorithm::Binomial) | all-reduce | 2 log n | S for each child, S |
-//! | | broadcast, scatter | log n | what is for the ranks below |
+//! | [`Binomial`](Algorithm::Binomial) | broadcast, scatter | log n | what is for the ranks below |
 //! | | reduce, gather | log n | S; what is of the ranks below |
 //! | [`Halving`](Algorithm::Halving) | all-reduce | 2 log n, +2 | 2 S (p-1)/p, + S |
 //! | | reduce-scatter | log n, +2 | S (p-1)/p, + S |
@@ -58,7 +57,8 @@ mod ring;
 mod tree;
 
 #[cfg(test)]
-mod layout_tests;
+#[allow(clippy::cast_possible_wrap)] // small numbers
+mod bed;
 #[cfg(test)]
 mod simulate;
 #[cfg(test)]
@@ -159,6 +159,12 @@ impl Team {
         self.before(root)
     }
 
+    /// The same ranks, named by their places.
+    fn places(self, root: u32) -> Self {
+        let me = self.place(root);
+        Self { me, ..self }
+    }
+
     /// The rank at a place, counted from the root.
     fn member(self, root: u32, place: u32) -> u32 {
         ((u64::from(root) + u64::from(place)) % u64::from(self.size)) as u32
@@ -177,10 +183,7 @@ impl Schedule {
         let Some(&end) = self.ends.get(index) else {
             return &[];
         };
-        let start = index
-            .checked_sub(1)
-            .map_or(0, |previous| self.ends[previous]);
-        &self.actions[start..end]
+        &self.actions[self.start_of(index)..end]
     }
 
     /// Number of steps.
@@ -197,13 +200,7 @@ impl Schedule {
 
     /// The peers of the steps from `step` on; a peer comes once for every transfer.
     pub fn peers_from(&self, step: usize) -> impl Iterator<Item = u32> + '_ {
-        let start = step.checked_sub(1).map_or(0, |previous| {
-            self.ends
-                .get(previous)
-                .copied()
-                .unwrap_or(self.actions.len())
-        });
-        self.actions[start..]
+        self.actions[self.start_of(step.min(self.len()))..]
             .iter()
             .filter_map(|action| action.transfer().map(|(peer, _)| peer))
     }
@@ -227,10 +224,60 @@ impl Schedule {
         }
     }
 
-    /// A step of one transfer.
-    fn alone(&mut self, action: Action) {
-        self.act(action);
-        self.end_step();
+    fn send_to(&mut self, peer: u32, span: Span) {
+        self.act(Action::Send { peer, span });
+    }
+
+    fn receive_from(&mut self, peer: u32, span: Span) {
+        self.act(Action::Receive { peer, span });
+    }
+
+    fn reduce_from(&mut self, peer: u32, span: Span) {
+        self.act(Action::ReceiveReduce { peer, span });
+    }
+
+    fn combine(&mut self, from: Span, into: Span) {
+        self.act(Action::Combine { from, into });
+    }
+
+    /// Where the actions of a step begin.
+    fn start_of(&self, step: usize) -> usize {
+        let before = step.checked_sub(1).and_then(|before| self.ends.get(before));
+        before.copied().unwrap_or(0)
+    }
+
+    /// Adds the transfers of the steps from `first` on, the last step first and each transfer the other way: what went to a rank to
+    /// be combined there is handed out by that rank.
+    fn and_back(&mut self, first: usize) {
+        for step in (first..self.ends.len()).rev() {
+            for at in self.start_of(step)..self.ends[step] {
+                if let Some(back) = self.actions[at].back() {
+                    self.act(back);
+                }
+            }
+            self.end_step();
+        }
+    }
+
+    /// As [`Schedule::and_back`], in place of the steps from `first` on.
+    fn only_back(&mut self, first: usize) {
+        let (steps, begin, end) = (self.ends.len(), self.start_of(first), self.actions.len());
+        self.and_back(first);
+        self.actions.drain(begin..end);
+        self.ends.drain(first..steps);
+        for later in &mut self.ends[first..] {
+            *later -= end - begin;
+        }
+    }
+
+    /// A gather becomes the scatter of the same shares: what is put together is cut up.
+    fn turn(&mut self) {
+        let whole = self.outputs.pop();
+        if let Some(share) = self.input.take() {
+            self.outputs.push(Output { from: share, to: 0 });
+        }
+        self.input = whole.map(|output| output.from);
+        self.only_back(0);
     }
 
     /// Adds a local action to the last step, or makes the first step of it.
@@ -239,6 +286,13 @@ impl Schedule {
         self.ends.pop();
         self.act(action);
         self.end_step();
+    }
+
+    /// Finishes combined values after the last step, if there is something to do to them.
+    fn finish(&mut self, finish: bool, span: Span) {
+        if finish {
+            self.local(Action::Finish { span });
+        }
     }
 
     /// Gives the peers of the actions from `first` on other names.
@@ -268,11 +322,7 @@ impl Schedule {
         let team = group.team();
         if group.world == 1 {
             self.whole(count);
-            if finish {
-                let span = Span::between(0, count);
-                self.local(Action::Finish { span });
-            }
-            return;
+            return self.finish(finish, Span::between(0, count));
         }
         if let (true, Some(layout)) = (algorithm.is_two_level(), group.layout) {
             return levels::all_reduce(self, group.rank, layout, algorithm, count, finish);
@@ -288,15 +338,6 @@ impl Schedule {
                 self.input = Some(Span::between(0, count));
                 let from = doubling::all_reduce(self, team, 0, count, count, finish);
                 self.outputs.push(Output { from, to: 0 });
-            }
-            Algorithm::Binomial => {
-                self.whole(count);
-                let span = Span::between(0, count);
-                tree::reduce(self, team, 0, span);
-                if finish && group.rank == 0 {
-                    self.local(Action::Finish { span });
-                }
-                tree::broadcast(self, team, 0, span);
             }
             _ => {
                 self.whole(count);
@@ -346,31 +387,18 @@ impl Schedule {
         if group.rank != root {
             self.outputs.clear();
         }
-        match algorithm {
-            Algorithm::Ring => {
-                // Piece k belongs to place k, counted from the root.
-                let place = Team {
-                    me: team.place(root),
-                    size: team.size,
-                };
-                let bounds = |index: u32| start(count, team.size, index);
-                ring::reduce_scatter(self, place, bounds);
-                self.rename(0, |place| team.member(root, place));
-                if finish && group.world > 1 {
-                    let span = Span::between(bounds(place.me), bounds(place.me + 1));
-                    self.local(Action::Finish { span });
-                }
-                tree::gather_pieces(self, team, root, count);
-                if finish && group.world == 1 {
-                    self.local(Action::Finish { span });
-                }
-                return;
-            }
-            _ => tree::reduce(self, team, root, span),
+        if algorithm == Algorithm::Ring && group.world > 1 {
+            // Piece k belongs to place k, counted from the root.
+            let place = team.places(root);
+            let bounds = |index: u32| start(count, team.size, index);
+            ring::reduce_scatter(self, place, bounds);
+            self.rename(0, |place| team.member(root, place));
+            let own = Span::between(bounds(place.me), bounds(place.me + 1));
+            self.finish(finish, own);
+            return tree::gather_pieces(self, team, root, count);
         }
-        if finish && group.rank == root {
-            self.local(Action::Finish { span });
-        }
+        tree::reduce(self, team, root, span);
+        self.finish(finish && group.rank == root, span);
     }
 
     /// Makes it the schedule of a reduce-scatter: rank i gets the i-th part, which has `counts.of(i)` elements. See
@@ -396,9 +424,7 @@ impl Schedule {
             _ => {
                 let bounds = |index: u32| counts.before(index);
                 ring::reduce_scatter(self, team, bounds);
-                if finish {
-                    self.local(Action::Finish { span: from });
-                }
+                self.finish(finish, from);
             }
         }
     }
@@ -447,11 +473,8 @@ impl Schedule {
         root: u32,
         counts: impl Counts,
     ) {
-        self.clear();
-        match algorithm {
-            Algorithm::Binomial => tree::scatter(self, group.team(), root, counts),
-            _ => direct::scatter(self, group.team(), root, counts),
-        }
+        self.gather(group, algorithm, root, counts);
+        self.turn();
     }
 
     /// Makes it the schedule of a broadcast of `count` elements from `root`.
@@ -468,13 +491,11 @@ impl Schedule {
                 levels::broadcast(self, group.rank, layout, root, span);
             }
             (Algorithm::ScatterGather, _) => {
-                tree::scatter_pieces(self, team, root, count);
-                let place = Team {
-                    me: team.place(root),
-                    size: team.size,
-                };
+                tree::gather_pieces(self, team, root, count);
+                self.only_back(0);
                 let first = self.actions.len();
-                ring::all_gather(self, place, |index| start(count, team.size, index));
+                let bounds = |index| start(count, team.size, index);
+                ring::all_gather(self, team.places(root), bounds);
                 self.rename(first, |place| team.member(root, place));
             }
             _ => tree::broadcast(self, team, root, span),
@@ -507,7 +528,8 @@ impl Schedule {
         let span = Span::between(0, count);
         self.buffer = count;
         self.input = Some(span);
-        self.alone(Action::Send { peer, span });
+        self.send_to(peer, span);
+        self.end_step();
     }
 
     /// Makes it the schedule of a rank that receives from one other.
@@ -516,7 +538,8 @@ impl Schedule {
         let span = Span::between(0, count);
         self.buffer = count;
         self.outputs.push(Output { from: span, to: 0 });
-        self.alone(Action::Receive { peer, span });
+        self.receive_from(peer, span);
+        self.end_step();
     }
 
     /// Input and output are the same stretch.

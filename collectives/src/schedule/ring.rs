@@ -12,14 +12,9 @@ pub(super) fn reduce_scatter(out: &mut Schedule, team: Team, bounds: impl Fn(u32
 }
 
 fn reduce_round(out: &mut Schedule, team: Team, round: u32, bounds: impl Fn(u32) -> usize) {
-    out.act(Action::Send {
-        peer: team.after(1),
-        span: piece(team, round, &bounds),
-    });
-    out.act(Action::ReceiveReduce {
-        peer: team.before(1),
-        span: piece(team, (round + 1) % team.size, &bounds),
-    });
+    let next = (round + 1) % team.size;
+    out.send_to(team.after(1), piece(team, round, &bounds));
+    out.reduce_from(team.before(1), piece(team, next, &bounds));
 }
 
 /// All-gather: every rank begins with its own piece, and passes on what it got last.
@@ -31,14 +26,8 @@ pub(super) fn all_gather(out: &mut Schedule, team: Team, bounds: impl Fn(u32) ->
 }
 
 fn gather_round(out: &mut Schedule, team: Team, round: u32, bounds: impl Fn(u32) -> usize) {
-    out.act(Action::Send {
-        peer: team.after(1),
-        span: piece(team, round, &bounds),
-    });
-    out.act(Action::Receive {
-        peer: team.before(1),
-        span: piece(team, round + 1, &bounds),
-    });
+    out.send_to(team.after(1), piece(team, round, &bounds));
+    out.receive_from(team.before(1), piece(team, round + 1, &bounds));
 }
 
 /// The piece of the rank so far before this one.

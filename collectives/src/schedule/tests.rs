@@ -1,330 +1,433 @@
+//! All schedules, run in memory: what every rank has in the end, in which order values were combined, and how much was sent.
 #![allow(clippy::cast_possible_wrap)] // small numbers
-
-mod moves;
-mod reductions;
 
 use proptest::prelude::*;
 
-use super::counts::piece;
-use super::simulate::{Kernels, Traffic, run, run_with};
+use super::bed::{Case, of_world};
+use super::simulate::{Kernels, run, run_with};
 use super::*;
-use crate::operation::OperationKind;
+use crate::operation::OperationKind as Kind;
 
-const WORLDS: std::ops::RangeInclusive<u32> = 1..=64;
-const REDUCERS: [Algorithm; 6] = [
-    Algorithm::Flat,
-    Algorithm::Halving,
-    Algorithm::Ring,
-    Algorithm::Doubling,
-    Algorithm::Binomial,
-    // On one host: every rank collects its piece from all, and hands it to all.
-    Algorithm::TwoLevelRing,
+const KINDS: [Kind; 8] = [
+    Kind::AllReduce,
+    Kind::Reduce,
+    Kind::ReduceScatter,
+    Kind::AllGather,
+    Kind::Gather,
+    Kind::Scatter,
+    Kind::Broadcast,
+    Kind::AllToAll,
 ];
 
-const GATHERERS: [Algorithm; 2] = [Algorithm::Bruck, Algorithm::Ring];
+const ROOTED: [Kind; 4] = [Kind::Reduce, Kind::Gather, Kind::Scatter, Kind::Broadcast];
 
-/// One schedule that is reused, as the engine does: nothing of the previous operation may be left.
-pub(super) fn schedules(layout: &Layout, make: impl Fn(&mut Schedule, Group<'_>)) -> Vec<Schedule> {
-    let mut schedule = Schedule::default();
-    schedule.broadcast(Group::new(0, 7), Algorithm::Binomial, 3, 5);
-    (0..layout.world())
-        .map(|rank| {
-            make(&mut schedule, Group::on(rank, layout));
-            schedule.clone()
-        })
-        .collect()
-}
-
-fn of_world(world: u32, make: impl Fn(&mut Schedule, Group<'_>)) -> Vec<Schedule> {
-    schedules(&Layout::single(world), make)
-}
-
-/// Without anything, fewer than ranks, more, and not a multiple.
-fn lengths(world: u32) -> Vec<usize> {
-    let world = world as usize;
-    let mut lengths = vec![0, 1, world / 2, world + 1, 2 * world + 1];
-    lengths.sort_unstable();
-    lengths.dedup();
-    lengths
-}
-
-fn roots(world: u32) -> Vec<u32> {
-    if world <= 9 {
-        return (0..world).collect();
-    }
-    vec![0, world / 2 + world % 3, world - 1]
-}
-
-/// Shares of ranks: all alike, none, uneven, one rank alone.
-fn shares(world: u32) -> Vec<Vec<usize>> {
-    let of = |share: &dyn Fn(usize) -> usize| (0..world as usize).map(share).collect();
-    vec![
-        of(&|_| 3),
-        of(&|_| 0),
-        of(&|rank| rank % 4),
-        of(&|rank| usize::from(rank + 1 == world as usize) * 5),
-    ]
-}
-
-fn offsets(counts: &[usize]) -> Vec<usize> {
-    let mut offsets = vec![0];
-    for count in counts {
-        offsets.push(offsets[offsets.len() - 1] + count);
-    }
-    offsets
-}
-
-pub(super) fn sum(schedules: &[Schedule], inputs: &[Vec<i64>]) -> (Vec<Vec<i64>>, Traffic) {
-    let world = schedules.len() as i64;
-    run(schedules, inputs, |a, b| a + b, |value| value / world).unwrap()
-}
-
-/// Rank r has `(r + 1) (i + 3)`; the sum over all ranks is known.
-pub(super) fn inputs(world: u32, count: usize) -> Vec<Vec<i64>> {
-    (0..i64::from(world))
-        .map(|rank| (0..count as i64).map(|i| (rank + 1) * (i + 3)).collect())
-        .collect()
-}
-
-pub(super) fn sums(world: u32, count: usize, finish: bool) -> Vec<i64> {
-    let world = i64::from(world);
-    let by = if finish { world } else { 1 };
-    (0..count as i64)
-        .map(|i| world * (world + 1) / 2 * (i + 3) / by)
-        .collect()
-}
-
-/// What each rank is known by in gathers.
-fn named(counts: &[usize]) -> Vec<Vec<i64>> {
-    counts
-        .iter()
-        .enumerate()
-        .map(|(rank, count)| (0..*count).map(|i| (rank * 1000 + i + 1) as i64).collect())
-        .collect()
-}
-
-/// Hashes of expression trees: results are alike if and only if values were combined in the same order.
-pub(super) fn same_order(schedules: &[Schedule], count: usize) -> bool {
-    let inputs: Vec<Vec<u64>> = (0..schedules.len() as u64)
-        .map(|rank| (0..count as u64).map(|i| rank << 32 | i).collect())
-        .collect();
-    let tree = |a: u64, b: u64| {
-        a.wrapping_mul(6_364_136_223_846_793_005)
-            .rotate_left(17)
-            .wrapping_add(b.wrapping_mul(1_442_695_040_888_963_407) ^ 0x9e37)
+/// All algorithms of all operations in one layout: lengths around the number of ranks, equal and uneven shares.
+fn check_all(layout: &Layout) {
+    let world = layout.world();
+    let n = world as usize;
+    // What goes wrong goes wrong in few ranks: of more, some cases.
+    let picks = |index: usize| n <= 9 || (index + n).is_multiple_of(3);
+    let roots = if n <= 9 {
+        (0..world).collect()
+    } else {
+        vec![world / 2 + world % 3]
     };
-    let (results, _) = run(schedules, &inputs, tree, |value| value).unwrap();
-    results.windows(2).all(|pair| pair[0] == pair[1])
-}
-
-/// A value of a buffer. What nobody has written is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Marked(i64);
-
-impl Default for Marked {
-    fn default() -> Self {
-        Self(-77)
-    }
-}
-
-/// Which buffer a rank can do without another one in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Works {
-    /// That for the result.
-    Into,
-    /// That of the input and that for the result.
-    Apart,
-    /// None of the caller's.
-    Buffered,
-}
-
-/// Each rank's result has to be what is expected, also where it is not copied from the working buffer. Returns where each rank can
-/// work, and what was sent.
-fn check(
-    all: &[Schedule],
-    inputs: &[Vec<i64>],
-    expected: &[Vec<i64>],
-    what: &str,
-) -> (Vec<Works>, Traffic) {
-    let whole: Vec<Schedule> = all
-        .iter()
-        .map(|schedule| Schedule {
-            outputs: vec![Output {
-                from: Span::between(0, schedule.buffer),
-                to: 0,
-            }],
-            ..schedule.clone()
-        })
-        .collect();
-    let marked: Vec<Vec<Marked>> = inputs
-        .iter()
-        .map(|input| input.iter().copied().map(Marked).collect())
-        .collect();
-    let sum = |a: Marked, b: Marked| Marked(a.0 + b.0);
-    let world = all.len() as i64;
-    // All that is in the buffers in the end.
-    let (left, traffic) = run(&whole, &marked, sum, |value| Marked(value.0 / world)).unwrap();
-    let works = all
-        .iter()
-        .enumerate()
-        .map(|(rank, schedule)| {
-            let left: Vec<i64> = left[rank].iter().map(|value| value.0).collect();
-            let (input, expected) = (&inputs[rank], &expected[rank]);
-            let mut result = vec![0; schedule.outputs.iter().map(|output| output.from.len).sum()];
-            for Output { from, to } in &schedule.outputs {
-                result[*to..to + from.len].copy_from_slice(&left[from.start..from.end()]);
-            }
-            assert_eq!(result, *expected, "{what}: rank {rank}");
-            if schedule.is_into(expected.len()) {
-                assert_eq!(left, *expected, "{what}: rank {rank}");
-                return Works::Into;
-            }
-            let Some(written) = schedule.is_apart(input.len(), expected.len()) else {
-                return Works::Buffered;
-            };
-            for (at, (left, given)) in left.iter().zip(input).enumerate() {
-                let is_written = (written.start..written.end()).contains(&at);
-                assert!(is_written || left == given, "{what}: rank {rank}");
-            }
-            // What is of the input is there before the rest comes.
-            let mut result = left[written.start..written.end()].to_vec();
-            for output in &schedule.outputs {
-                if output.from.start < written.start || output.from.end() > written.end() {
-                    let from = &input[output.from.start..output.from.end()];
-                    result[output.to..output.to + from.len()].copy_from_slice(from);
+    for (kind, root) in KINDS.into_iter().flat_map(|kind| {
+        let roots = if ROOTED.contains(&kind) {
+            &roots[..]
+        } else {
+            &[0]
+        };
+        roots.iter().map(move |root| (kind, *root))
+    }) {
+        for &algorithm in Algorithm::able(kind) {
+            let uneven = |rank: usize| rank % 4;
+            let alone = |rank: usize| usize::from(rank + 1 == n) * 5;
+            let lengths = [0, 1, 3, n + 1, 2 * n + 1];
+            let whole = [Kind::AllReduce, Kind::Reduce, Kind::Broadcast].contains(&kind);
+            let mut cases: Vec<Case> = lengths[..if whole { 5 } else { 3 }]
+                .iter()
+                .map(|count| Case::new(kind, algorithm, world, *count))
+                .collect();
+            if !whole {
+                for share in [&uneven as &dyn Fn(usize) -> usize, &alone] {
+                    let shares = (0..n).map(share).collect();
+                    cases.push(Case {
+                        shares,
+                        ..cases[0].clone()
+                    });
                 }
             }
-            assert_eq!(result, *expected, "{what}: rank {rank}");
-            Works::Apart
-        })
-        .collect();
-    (works, traffic)
-}
-
-/// On one host and, of few ranks, on hosts of two and on two hosts by turns.
-fn layouts(world: u32) -> Vec<(u32, Layout)> {
-    let hosts = |host: fn(u32) -> u32| -> Vec<u32> { (0..world).map(host).collect() };
-    let mut layouts = vec![(world, Layout::single(world))];
-    if world <= 9 {
-        layouts.push((world, Layout::of_hosts(&hosts(|rank| rank / 2))));
-        layouts.push((world, Layout::of_hosts(&hosts(|rank| rank % 2))));
-    }
-    layouts
-}
-
-/// For the root alone.
-fn at_root(world: u32, root: u32, values: &[i64]) -> Vec<Vec<i64>> {
-    (0..world)
-        .map(|rank| {
-            if rank == root {
-                values.to_vec()
-            } else {
-                Vec::new()
+            let some = (cases.into_iter().enumerate()).filter(|(index, _)| picks(*index));
+            for (index, mut case) in some {
+                case.root = root;
+                case.finish = index % 2 == n % 2;
+                if index % 3 == 0 {
+                    case.segment = 3;
+                }
+                case.check(layout);
             }
-        })
-        .collect()
-}
-
-fn log2_up(world: u32) -> usize {
-    world.next_power_of_two().ilog2() as usize
-}
-
-#[test]
-fn ranks_send_as_many_bytes_as_theory_says() {
-    for world in 2..=64_u32 {
-        let n = world as usize;
-        let count = 5 * n;
-        let inputs = vec![vec![1; count]; n];
-        let traffic = |algorithm| {
-            let all = of_world(world, |schedule, group| {
-                schedule.all_reduce(group, algorithm, count, count, false);
-            });
-            (sum(&all, &inputs).1.sent, all)
-        };
-        let (ring, all) = traffic(Algorithm::Ring);
-        assert_eq!(ring, vec![2 * (n - 1) * 5; n]);
-        assert!(all.iter().all(|one| one.len() == 2 * (n - 1)));
-
-        let (gather, all) = traffic(Algorithm::Flat);
-        assert_eq!(gather, vec![(n - 1) * count; n]);
-        assert!(all.iter().all(|one| one.len() == log2_up(world)));
-
-        let (halving, all) = traffic(Algorithm::Halving);
-        let power = 1_usize << world.ilog2();
-        let over = n - power;
-        // Inside the power of two everybody sends 2 S (p-1)/p in total; the others S each way.
-        assert_eq!(
-            halving.iter().sum::<usize>(),
-            power * 2 * count * (power - 1) / power + 2 * over * count
-        );
-        let steps = 2 * power.ilog2() as usize + if over > 0 { 2 } else { 0 };
-        assert_eq!(all.iter().map(Schedule::len).max(), Some(steps));
-
-        let (doubling, all) = traffic(Algorithm::Doubling);
-        let rounds = power.ilog2() as usize;
-        assert_eq!(
-            doubling.iter().sum::<usize>(),
-            count * (power * rounds + 2 * over)
-        );
-        let steps = rounds + if over > 0 { 2 } else { 0 };
-        assert_eq!(all.iter().map(Schedule::len).max(), Some(steps));
-
-        // Every byte goes up the tree once and down once.
-        let (tree, all) = traffic(Algorithm::Binomial);
-        assert_eq!(tree.iter().sum::<usize>(), 2 * count * (n - 1));
-        assert!(all.iter().all(|one| one.len() <= 2 * log2_up(world)));
-
-        let (direct, all) = traffic(Algorithm::TwoLevelRing);
-        assert_eq!(direct, vec![2 * (n - 1) * 5; n]);
-        assert!(all.iter().all(|one| one.len() == 2));
-    }
-}
-
-#[test]
-fn the_first_step_of_a_pair_is_found_by_its_peers() {
-    let mut schedule = Schedule::default();
-    schedule.all_reduce(Group::new(1, 4), Algorithm::Ring, 8, 8, true);
-    assert_eq!(schedule.peers_from(0).count(), 12);
-    assert_eq!(schedule.peers_from(5).collect::<Vec<_>>(), [2, 0]);
-    assert_eq!(schedule.peers_from(6).count(), 0);
-    assert_eq!(schedule.peers_from(60).count(), 0);
-    assert_eq!(schedule.step(60), &[]);
-}
-
-#[test]
-fn what_is_sent_and_what_is_written_may_be_apart() {
-    let mut schedule = Schedule::default();
-    for rank in 0..2 {
-        let rows = Rows {
-            rows: 5,
-            width: 3,
-            world: 2,
-        };
-        for algorithm in [Algorithm::Ring, Algorithm::Halving] {
-            schedule.reduce_scatter(Group::new(rank, 2), algorithm, rows, true);
-            let own = rows.span(rank);
-            assert_eq!(schedule.is_apart(15, own.len), Some(own));
-            assert_eq!(schedule.is_apart(15, own.len + 1), None);
-            assert_eq!(schedule.is_apart(14, own.len), None);
         }
     }
-    // What another rank gets is a sum already when it is sent on.
+}
+
+#[test]
+fn every_operation_is_right_for_every_world_size_and_root() {
+    for world in 1..=64 {
+        check_all(&Layout::single(world));
+        if world <= 9 {
+            for host in [|rank| rank / 2, |rank| rank % 2] {
+                check_all(&Layout::of_hosts(
+                    &(0..world).map(host).collect::<Vec<u32>>(),
+                ));
+            }
+        }
+    }
+}
+
+const TWO_LEVELS: [(Kind, Algorithm); 5] = [
+    (Kind::AllReduce, Algorithm::TwoLevelRing),
+    (Kind::AllReduce, Algorithm::TwoLevelHalving),
+    (Kind::AllReduce, Algorithm::TwoLevelDoubling),
+    (Kind::AllGather, Algorithm::TwoLevelRing),
+    (Kind::Broadcast, Algorithm::TwoLevelTree),
+];
+
+/// All that works on two levels, on one layout, and what crosses between hosts.
+fn check_levels(layout: &Layout, count: usize) {
+    let world = layout.world();
+    for (kind, algorithm) in TWO_LEVELS {
+        let mut case = Case::new(kind, algorithm, world, count);
+        case.shares = (0..world as usize)
+            .map(|rank| (rank * 7 + count) % 5)
+            .collect();
+        case.root = world / 3;
+        let (all, sent) = case.check(layout);
+        let crossing: Vec<usize> = both_ways(layout, &all).map(|(sent, _)| sent).collect();
+        let Shape { hosts, least, .. } = layout.shape();
+        let (hosts, pieces) = (hosts as usize, least as usize);
+        match (kind, algorithm) {
+            // Each host is sent the values once.
+            (Kind::Broadcast, _) => {
+                assert_eq!(crossing.iter().sum::<usize>(), count * (hosts - 1));
+            }
+            // As a ring of hosts, whatever the number of ranks there.
+            (Kind::AllReduce, Algorithm::TwoLevelRing) if count.is_multiple_of(hosts * pieces) => {
+                assert_eq!(crossing, vec![2 * count * (hosts - 1) / hosts; hosts]);
+            }
+            _ => {}
+        }
+        // A rank without a piece sends its values once.
+        for (rank, sent) in (0..).zip(&sent) {
+            if kind == Kind::AllReduce && layout.local_of(rank) >= least {
+                assert_eq!(*sent, count, "rank {rank} on {layout:?}");
+            }
+        }
+    }
+}
+
+/// Elements that each host sends to others and receives from them.
+fn both_ways(layout: &Layout, all: &[Schedule]) -> impl Iterator<Item = (usize, usize)> {
+    let mut crossing = vec![(0, 0); layout.hosts() as usize];
+    for (rank, schedule) in (0..).zip(all) {
+        let host = layout.host_of(rank) as usize;
+        for action in schedule.steps().flatten() {
+            if let Action::Send { peer, span } = action
+                && layout.host_of(*peer) as usize != host
+            {
+                crossing[host].0 += span.len;
+                crossing[layout.host_of(*peer) as usize].1 += span.len;
+            }
+        }
+    }
+    crossing.into_iter()
+}
+
+#[test]
+fn every_layout_up_to_eight_by_eight_is_right() {
+    for hosts in 1..=8_u32 {
+        for slots in 1..=8_u32 {
+            let layout = Layout::of_slots(&vec![slots; hosts as usize]);
+            let all = (hosts * slots) as usize;
+            for count in [0, 3, all, 2 * all + 5] {
+                check_levels(&layout, count);
+            }
+        }
+    }
+}
+
+/// The steps and bytes of the formula are those of the schedules: the same for rings, halving and doubling of as many ranks as a power
+/// of two; within a factor for trees and pairs whose distances do not fit the hosts.
+#[test]
+fn the_formula_agrees_with_the_schedules() {
+    const SHARE: usize = 64;
+    let model = Model::default();
+    for (hosts, slots) in [
+        (1, 2),
+        (1, 5),
+        (1, 8),
+        (2, 1),
+        (4, 1),
+        (2, 4),
+        (4, 4),
+        (3, 5),
+        (8, 8),
+    ] {
+        let layout = Layout::of_slots(&vec![slots; hosts]);
+        let world = layout.world();
+        // Elements of one byte.
+        let total = SHARE * world as usize;
+        for kind in KINDS {
+            for &algorithm in Algorithm::able(kind) {
+                let mut case = Case::new(kind, algorithm, world, total);
+                case.shares = vec![SHARE; world as usize];
+                let (all, sent) = case.check(&layout);
+                let said = predict(&model, layout.shape(), kind, algorithm, total as f64);
+                let busier = both_ways(&layout, &all).map(|(sent, received)| sent.max(received));
+                let across = busier.max().unwrap_or(0);
+                let steps = all.iter().map(Schedule::len).max().unwrap_or(0);
+                let what = format!("{kind} by {algorithm} on {:?}", layout.shape());
+                let near = |name: &str, said: f64, is: usize, factor: f64| {
+                    let is = is as f64;
+                    let holds = said <= is * factor + 1e-6 && is <= said * factor + 1e-6;
+                    assert!(holds, "{what}: {name} {said} and {is}");
+                };
+                near("across", said.across, across, 2.0);
+                // A rank of a tree waits for those below it and has few steps of its own.
+                let is_tree = [Algorithm::Binomial, Algorithm::TwoLevelTree].contains(&algorithm);
+                if !is_tree {
+                    near("steps", said.steps, steps, 2.0);
+                }
+                let is_exact = kind == Kind::AllReduce && world.is_power_of_two();
+                if is_exact && hosts == 1 {
+                    near("steps", said.steps, steps, 1.0);
+                    near("inside", said.inside, sent[0], 1.0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn costs_of_very_many_ranks_are_known_at_once() {
+    let model = Model::default();
+    for world in [16, 1024, 65_536] {
+        let shape = Shape::even(world, world.div_ceil(8));
+        for kind in Kind::ALL {
+            for &algorithm in Algorithm::able(kind) {
+                let one = predict(&model, shape, kind, algorithm, 1e6);
+                let two = predict(&model, shape, kind, algorithm, 2e6);
+                assert!(one.seconds.is_finite() && one.seconds > 0.0 && one.steps >= 1.0);
+                assert!(two.seconds >= one.seconds, "{kind} by {algorithm}");
+            }
+        }
+    }
+}
+
+/// Which ranks need no buffer beside the caller's.
+#[test]
+fn where_nothing_is_combined_on_the_way_no_buffer_is_needed() {
+    let layout = Layout::single(5);
+    let of = |kind, algorithm, root| Case {
+        root,
+        ..Case::new(kind, algorithm, 5, 3)
+    };
+    for case in [
+        of(Kind::AllGather, Algorithm::Ring, 0),
+        of(Kind::Broadcast, Algorithm::Binomial, 2),
+        of(Kind::Broadcast, Algorithm::ScatterGather, 2),
+    ] {
+        let len = case.data(5)[1][0].len();
+        let all = case.schedules(&layout);
+        assert!(all.iter().all(|one| one.is_into(len)), "{case:?}");
+    }
+    for algorithm in [Algorithm::Pairwise, Algorithm::Linear] {
+        let all = of(Kind::AllToAll, algorithm, 0).schedules(&layout);
+        let received = Some(Span::between(15, 30));
+        assert!(all.iter().all(|one| one.is_apart(15, 15) == received));
+    }
+    for root in 0..5 {
+        let gather = of(Kind::Gather, Algorithm::Linear, root).schedules(&layout);
+        let scatter = of(Kind::Scatter, Algorithm::Linear, root).schedules(&layout);
+        for (rank, (gather, scatter)) in (0..).zip(gather.iter().zip(&scatter)) {
+            if rank == root {
+                assert!(gather.is_into(15));
+                let own = Span::between(3 * root as usize, 3 * root as usize + 3);
+                assert_eq!(scatter.is_apart(15, 3), Some(own));
+            } else {
+                assert!(scatter.is_into(3) && gather.is_apart(3, 0).is_some());
+            }
+        }
+    }
+    // Of two, each sends what it has. Of more, sums are passed on.
+    let split = |world, rows| Rows {
+        rows,
+        width: 3,
+        world,
+    };
     for algorithm in [Algorithm::Ring, Algorithm::Halving] {
-        schedule.reduce_scatter(Group::new(1, 4), algorithm, Equal(2), false);
-        assert_eq!(schedule.is_apart(8, 2), None);
-    }
-    for world in WORLDS {
-        let (group, count) = (Group::new(world / 2, world), 3 * world as usize);
-        for algorithm in [Algorithm::Pairwise, Algorithm::Linear] {
-            schedule.all_to_all(group, algorithm, Equal(3), Equal(3));
-            let received = Span::between(count, 2 * count);
-            assert_eq!(schedule.is_apart(count, count), Some(received));
+        for rank in 0..2 {
+            let mut one = Schedule::default();
+            one.reduce_scatter(Group::new(rank, 2), algorithm, split(2, 5), true);
+            let own = split(2, 5).span(rank);
+            assert_eq!(one.is_apart(15, own.len), Some(own));
+            assert_eq!(one.is_apart(15, own.len + 1), None);
+            assert_eq!(one.is_apart(14, own.len), None);
+            one.reduce_scatter(Group::new(rank, 4), algorithm, split(4, 4), true);
+            assert_eq!(one.is_apart(12, 3), None);
         }
     }
-    schedule.all_reduce(Group::new(0, 2), Algorithm::Ring, 8, 8, true);
-    assert_eq!(schedule.is_apart(8, 8), None);
-    schedule.scatter(Group::new(1, 3), Algorithm::Linear, 1, Equal(2));
-    assert_eq!(schedule.is_apart(6, 2), Some(Span::between(2, 4)));
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_come() {
+    for world in 1..=64_u32 {
+        let all = of_world(world, Schedule::barrier);
+        let steps = world.next_power_of_two().ilog2() as usize;
+        // What each rank knows after each step, as a set of ranks that have come.
+        let mut known: Vec<u64> = (0..world).map(|rank| 1 << rank).collect();
+        for step in 0..steps {
+            let before = known.clone();
+            for (rank, schedule) in all.iter().enumerate() {
+                assert!(schedule.len() == steps && schedule.buffer == 0);
+                for (peer, _) in schedule.step(step).iter().filter_map(Action::receive) {
+                    known[rank] |= before[peer as usize];
+                }
+            }
+        }
+        let everybody = u64::MAX >> (64 - world);
+        assert!(known.iter().all(|set| *set == everybody), "world {world}");
+        run(
+            &all,
+            &vec![Vec::<i64>::new(); world as usize],
+            |a, _| a,
+            |a| a,
+        )
+        .unwrap();
+    }
+}
+
+#[test]
+fn one_rank_sends_to_another() {
+    for count in [0, 5] {
+        let (mut one, mut other) = (Schedule::default(), Schedule::default());
+        one.receive(1, count);
+        other.send(0, count);
+        let data: Vec<i64> = (1..=count as i64).collect();
+        let inputs = [vec![], data.clone()];
+        let (results, _) = run(&[one, other], &inputs, |a, _| a, |a| a).unwrap();
+        assert_eq!(results, [data, vec![]]);
+    }
+}
+
+/// Adasum of two vectors, in its plainest form.
+fn blend(left: &mut [f64], right: &[f64], [both, lefts, rights]: [f64; 3]) {
+    let factor = |own: f64| {
+        if own == 0.0 {
+            1.0
+        } else {
+            1.0 - both / (2.0 * own)
+        }
+    };
+    for (a, b) in left.iter_mut().zip(right) {
+        *a = factor(lefts) * *a + factor(rights) * *b;
+    }
+}
+
+#[test]
+fn adasum_is_right_for_every_power_of_two() {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum();
+    let dots = |a: &[f64], b: &[f64]| [dot(a, b), dot(a, a), dot(b, b)];
+    let kernels = Kernels {
+        combine: &|_, _| unreachable!("adasum blends"),
+        finish: &|value: f64| value * 2.0,
+        dots: &dots,
+        add: &|a, b| a + b,
+        blend: &blend,
+    };
+    for (world, count) in
+        (0..7).flat_map(|bit| [0, 1, 3, 17, 128].map(|count| (1_u32 << bit, count)))
+    {
+        let number = |rank, i| f64::from((rank * 37 + i * 11 + rank * rank * i) % 19) - 9.0;
+        let input = |rank| (0..count).map(|i| number(rank, i)).collect();
+        let inputs: Vec<Vec<f64>> = (0..world).map(input).collect();
+        let mut expected = inputs.clone();
+        while expected.len() > 1 {
+            let pairs = expected.chunks(2).map(|pair| {
+                let mut result = pair[0].clone();
+                blend(&mut result, &pair[1], dots(&pair[0], &pair[1]));
+                result
+            });
+            expected = pairs.collect();
+        }
+        for &algorithm in Algorithm::ADASUM {
+            let all = of_world(world, |schedule, group| {
+                schedule.adasum(group, algorithm, count as usize, 8, true);
+            });
+            let (results, sent) = run_with(&all, &inputs, &kernels).unwrap();
+            for result in &results {
+                let bits = |all: &[f64]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(result), bits(&results[0]), "{algorithm} {world}");
+                for (value, expected) in result.iter().zip(&expected[0]) {
+                    let near = (value - expected * 2.0).abs() <= 1e-9 * expected.abs().max(1.0);
+                    assert!(
+                        near,
+                        "{algorithm} of {count} in {world}: {value}, half of {expected}"
+                    );
+                }
+            }
+            let (n, levels) = (world as usize, world.ilog2() as usize);
+            if algorithm == Algorithm::Halving && count == 128 {
+                let scalars = 3 * levels * (levels + 1) / 2;
+                assert_eq!(sent, vec![2 * 128 * (n - 1) / n + scalars; n]);
+            }
+        }
+    }
+    // Scalar products lie where an `f64` may.
+    for (size, count) in [2, 4, 8]
+        .into_iter()
+        .flat_map(|size| (0..40).map(move |count| (size, count)))
+    {
+        for &algorithm in Algorithm::ADASUM {
+            let mut schedule = Schedule::default();
+            schedule.adasum(Group::new(3, 8), algorithm, count, size, false);
+            for action in schedule.steps().flatten() {
+                if let Action::Dots { into, .. } | Action::AddDots { into, .. } = action {
+                    assert!((into.start * size).is_multiple_of(8) && into.len * size == 24);
+                    assert!(into.end() <= schedule.buffer);
+                }
+            }
+        }
+    }
+}
+
+/// So what a rank works on stays in its caches.
+#[test]
+fn a_ring_in_segments_reduces_one_while_it_gathers_the_other() {
+    for world in 2..=9_u32 {
+        let (rounds, segment) = (world as usize - 1, 3 * world as usize);
+        for segments in 1..5 {
+            let count = segments * segment - 1;
+            let mut case = Case::new(Kind::AllReduce, Algorithm::Ring, world, count);
+            case.segment = segment;
+            let (all, sent) = case.check(&Layout::single(world));
+            assert_eq!(sent.iter().sum::<usize>(), 2 * rounds * count);
+            for schedule in &all {
+                assert_eq!(schedule.len(), (segments + 1) * rounds);
+                assert!(schedule.is_in_place(count));
+                assert_eq!(schedule.peers_from(schedule.len()).count(), 0);
+                for step in schedule.steps() {
+                    let spans = || {
+                        step.iter()
+                            .filter_map(Action::transfer)
+                            .map(|(_, span)| span)
+                    };
+                    let start = spans().map(|span| span.start).min().unwrap();
+                    assert!(spans().all(|span| span.end() <= start + 2 * segment));
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -343,88 +446,50 @@ fn the_simulator_sees_what_is_wrong() {
         }
         schedule
     };
-    let error = |a: &[&[Action]], b: &[&[Action]]| {
-        let result = run::<i64>(
-            &[make(a), make(b)],
-            &[Vec::new(), Vec::new()],
-            |a, _| a,
-            |a| a,
-        );
-        result.unwrap_err()
-    };
-    // Both send first, then receive: it would work on lanes that buffer, and must not be relied on.
-    assert!(error(&[&[send(1)], &[receive(1)]], &[&[send(0)], &[receive(0)]]).contains("deadlock"));
-    assert!(error(&[&[send(1)]], &[]).contains("deadlock"));
-    assert!(error(&[&[receive(1)]], &[]).contains("deadlock"));
-    assert!(error(&[&[send(0)]], &[]).contains("to itself"));
-    assert!(error(&[&[send(1), receive(1)]], &[]).contains("overwritten"));
-    let short = Action::Receive {
-        peer: 0,
-        span: Span::between(0, 1),
-    };
-    assert!(error(&[&[send(1)]], &[&[short]]).contains("expects 1"));
+    let (peer, short) = (0, Span::between(0, 1));
+    let short = Action::Receive { peer, span: short };
     let outside = Action::Finish {
         span: Span::between(0, 3),
     };
-    assert!(error(&[&[outside]], &[]).contains("outside"));
+    let cases: [(&[&[Action]], &[&[Action]], &str); 6] = [
+        // Both send first, then receive: it would work on lanes that buffer, and must not be relied on.
+        (
+            &[&[send(1)], &[receive(1)]],
+            &[&[send(0)], &[receive(0)]],
+            "deadlock",
+        ),
+        (&[&[receive(1)]], &[], "deadlock"),
+        (&[&[send(0)]], &[], "to itself"),
+        (&[&[send(1), receive(1)]], &[], "overwritten"),
+        (&[&[send(1)]], &[&[short]], "expects 1"),
+        (&[&[outside]], &[], "outside"),
+    ];
+    for (one, other, why) in cases {
+        let inputs = [Vec::<i64>::new(), Vec::new()];
+        let error = run(&[make(one), make(other)], &inputs, |a, _| a, |a| a).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 proptest! {
     #[test]
-    fn any_reduction_of_any_length_is_right(
-        world in WORLDS,
-        count in 0_usize..700,
-        algorithm in prop::sample::select(REDUCERS.to_vec()),
-        segment in 1_usize..200,
-        seed in any::<u32>(),
+    fn any_operation_of_any_lengths_is_right(
+        kind in prop::sample::select(KINDS.to_vec()),
+        shares in prop::collection::vec(0_usize..40, 1..=40),
+        count in 0_usize..300,
+        segment in 1_usize..100,
+        choice in any::<prop::sample::Index>(),
     ) {
-        let all = of_world(world, |schedule, group| {
-            schedule.all_reduce(group, algorithm, count, segment, false);
-        });
-        let inputs: Vec<Vec<i64>> = (0..world)
-            .map(|rank| (0..count).map(|i| i64::from(seed ^ rank) * (i as i64 + 1)).collect())
-            .collect();
-        let expected: Vec<i64> = (0..count)
-            .map(|i| inputs.iter().map(|input| input[i]).sum())
-            .collect();
-        let (results, _) = sum(&all, &inputs);
-        for result in results {
-            prop_assert_eq!(&result, &expected);
-        }
+        let algorithm = *choice.get(Algorithm::able(kind));
+        let world = shares.len() as u32;
+        let root = choice.index(shares.len()) as u32;
+        let case = Case { root, segment, shares, ..Case::new(kind, algorithm, world, count) };
+        case.check(&Layout::single(world));
     }
 
+    /// Hosts with different numbers of ranks, and ranks anywhere.
     #[test]
-    fn any_gather_is_right(
-        counts in prop::collection::vec(0_usize..40, 1..=64),
-        algorithm in prop::sample::select(GATHERERS.to_vec()),
-    ) {
-        let mut offsets = vec![0];
-        for count in &counts {
-            offsets.push(offsets[offsets.len() - 1] + count);
-        }
-        let all = of_world(counts.len() as u32, |schedule, group| {
-            schedule.all_gather(group, algorithm, Offsets(&offsets));
-        });
-        let inputs: Vec<Vec<i64>> = counts
-            .iter()
-            .enumerate()
-            .map(|(rank, count)| (0..*count).map(|i| (rank * 1000 + i) as i64).collect())
-            .collect();
-        let (results, _) = sum(&all, &inputs);
-        for result in results {
-            prop_assert_eq!(&result, &inputs.concat());
-        }
-    }
-
-    #[test]
-    fn pieces_cover_everything_once(count in 0_usize..10_000, pieces in 1_u32..100) {
-        let mut end = 0;
-        for index in 0..pieces {
-            let piece = piece(count, pieces, index);
-            prop_assert_eq!(piece.start, end);
-            prop_assert!(piece.len.abs_diff(count / pieces as usize) <= 1);
-            end = piece.end();
-        }
-        prop_assert_eq!(end, count);
+    fn any_layout_is_right(hosts in prop::collection::vec(0_u32..8, 1..=64), count in 0_usize..150) {
+        check_levels(&Layout::of_hosts(&hosts), count);
     }
 }

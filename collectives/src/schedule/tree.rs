@@ -3,10 +3,10 @@
 //! Places count from the root. A place has a parent, the place without its lowest bit, and children, the places that
 //! have one more, lower bit; below the child with bit b are the places from it on to before `place + 2 b`.
 
-use super::{Action, Counts, Output, Schedule, Span, Team, start};
+use super::{Counts, Output, Schedule, Span, Team, start};
 
 /// The bits of the children of a place, the lowest first; the parent's bit is the next.
-fn bits(team: Team, place: u32) -> impl DoubleEndedIterator<Item = u32> + Clone {
+fn bits(team: Team, place: u32) -> impl Iterator<Item = u32> + Clone {
     let limit = if place == 0 {
         u32::BITS - (team.size - 1).leading_zeros()
     } else {
@@ -17,30 +17,9 @@ fn bits(team: Team, place: u32) -> impl DoubleEndedIterator<Item = u32> + Clone 
         .filter(move |bit| place + bit < team.size)
 }
 
-/// The values from `at` on, from the root to all. The farthest child, which has the most below it, comes first.
-pub(super) fn broadcast(out: &mut Schedule, team: Team, root: u32, span: Span) {
-    let place = team.place(root);
-    if place > 0 {
-        let peer = team.member(root, place & (place - 1));
-        out.alone(Action::Receive { peer, span });
-    }
-    for bit in bits(team, place).rev() {
-        let peer = team.member(root, place + bit);
-        out.alone(Action::Send { peer, span });
-    }
-}
-
-/// The combination of the values from `at` on, from all to the root. The nearest child comes first.
-pub(super) fn reduce(out: &mut Schedule, team: Team, root: u32, span: Span) {
-    let place = team.place(root);
-    for bit in bits(team, place) {
-        let peer = team.member(root, place + bit);
-        out.alone(Action::ReceiveReduce { peer, span });
-    }
-    if place > 0 {
-        let peer = team.member(root, place & (place - 1));
-        out.alone(Action::Send { peer, span });
-    }
+/// The rank above a place; `None` for the root.
+fn parent(team: Team, root: u32, place: u32) -> Option<u32> {
+    (place > 0).then(|| team.member(root, place & (place - 1)))
 }
 
 /// Where the places below `place` end, itself included.
@@ -52,45 +31,54 @@ fn end_of(team: Team, place: u32) -> u32 {
     }
 }
 
-/// Piece k of a buffer goes from the root to the rank at place k.
-pub(super) fn scatter_pieces(out: &mut Schedule, team: Team, root: u32, count: usize) {
+/// The combination of the values of a span, from all to the root. The nearest child comes first.
+pub(super) fn reduce(out: &mut Schedule, team: Team, root: u32, span: Span) {
     let place = team.place(root);
-    let span = |from: u32, to: u32| {
-        Span::between(start(count, team.size, from), start(count, team.size, to))
-    };
-    if place > 0 {
-        let peer = team.member(root, place & (place - 1));
-        let span = span(place, end_of(team, place));
-        out.alone(Action::Receive { peer, span });
+    for bit in bits(team, place) {
+        out.reduce_from(team.member(root, place + bit), span);
+        out.end_step();
     }
-    for bit in bits(team, place).rev() {
-        let child = place + bit;
-        out.alone(Action::Send {
-            peer: team.member(root, child),
-            span: span(child, end_of(team, child)),
-        });
+    if let Some(peer) = parent(team, root, place) {
+        out.send_to(peer, span);
+        out.end_step();
+    }
+}
+
+/// The values of a span, from the root to all. The farthest child, which has the most below it, comes first.
+pub(super) fn broadcast(out: &mut Schedule, team: Team, root: u32, span: Span) {
+    let first = out.len();
+    reduce(out, team, root, span);
+    out.only_back(first);
+}
+
+/// What the places from one to another have, as it lies on a rank, goes along the tree to the root.
+fn collect<S: Iterator<Item = Span>>(
+    out: &mut Schedule,
+    team: Team,
+    root: u32,
+    spans: impl Fn(u32, u32) -> S,
+) {
+    let place = team.place(root);
+    for child in bits(team, place).map(|bit| place + bit) {
+        for span in spans(child, end_of(team, child)) {
+            out.receive_from(team.member(root, child), span);
+        }
+    }
+    out.end_step();
+    if let Some(peer) = parent(team, root, place) {
+        for span in spans(place, end_of(team, place)) {
+            out.send_to(peer, span);
+        }
+        out.end_step();
     }
 }
 
 /// Piece k of a buffer goes to the root from the rank at place k.
 pub(super) fn gather_pieces(out: &mut Schedule, team: Team, root: u32, count: usize) {
-    let place = team.place(root);
-    let span = |from: u32, to: u32| {
-        Span::between(start(count, team.size, from), start(count, team.size, to))
-    };
-    for bit in bits(team, place) {
-        let child = place + bit;
-        out.act(Action::Receive {
-            peer: team.member(root, child),
-            span: span(child, end_of(team, child)),
-        });
-    }
-    out.end_step();
-    if place > 0 {
-        let peer = team.member(root, place & (place - 1));
-        let span = span(place, end_of(team, place));
-        out.alone(Action::Send { peer, span });
-    }
+    let at = |place: u32| start(count, team.size, place);
+    collect(out, team, root, |from, to| {
+        std::iter::once(Span::between(at(from), at(to)))
+    });
 }
 
 /// Shares of ranks, as they lie on one rank: in rank order on the root, in the order of places below it elsewhere.
@@ -114,7 +102,7 @@ impl<C: Counts> Shares<C> {
 
     /// The stretches of these places on this rank: two if rank 0 is among them and not the first, because the root has
     /// it at the start.
-    fn spans(&self, from: u32, to: u32) -> impl Iterator<Item = Span> {
+    fn spans(&self, from: u32, to: u32) -> impl Iterator<Item = Span> + use<C> {
         let turn = self.team.size - self.root;
         let middle = if from < turn && turn < to { turn } else { to };
         let me = self.team.place(self.root);
@@ -135,76 +123,24 @@ impl<C: Counts> Shares<C> {
 pub(super) fn gather(out: &mut Schedule, team: Team, root: u32, counts: impl Counts) {
     let shares = Shares { team, root, counts };
     let place = team.place(root);
-    let own = counts.of(team.me);
     if place == 0 {
-        out.buffer = counts.before(team.size);
+        let all = Span::between(0, counts.before(team.size));
+        out.buffer = all.len;
         out.input = Some(counts.span(root));
-        let all = Span::between(0, out.buffer);
         out.outputs.push(Output { from: all, to: 0 });
     } else {
         out.buffer = shares.before(end_of(team, place)) - shares.before(place);
-        out.input = Some(Span::between(0, own));
+        out.input = Some(Span::between(0, counts.of(team.me)));
     }
-    for bit in bits(team, place) {
-        let child = place + bit;
-        let peer = team.member(root, child);
-        for span in shares.spans(child, end_of(team, child)) {
-            out.act(Action::Receive { peer, span });
-        }
-    }
-    out.end_step();
-    if place > 0 {
-        let peer = team.member(root, place & (place - 1));
-        for span in shares.spans(place, end_of(team, place)) {
-            out.act(Action::Send { peer, span });
-        }
-        out.end_step();
-    }
-}
-
-/// Every rank's share comes from the root.
-pub(super) fn scatter(out: &mut Schedule, team: Team, root: u32, counts: impl Counts) {
-    let shares = Shares { team, root, counts };
-    let place = team.place(root);
-    let own = counts.of(team.me);
-    if place == 0 {
-        out.buffer = counts.before(team.size);
-        out.input = Some(Span::between(0, out.buffer));
-        let from = counts.span(root);
-        out.outputs.push(Output { from, to: 0 });
-    } else {
-        out.buffer = shares.before(end_of(team, place)) - shares.before(place);
-        let from = Span::between(0, own);
-        out.outputs.push(Output { from, to: 0 });
-        let peer = team.member(root, place & (place - 1));
-        for span in shares.spans(place, end_of(team, place)) {
-            out.act(Action::Receive { peer, span });
-        }
-        out.end_step();
-    }
-    for bit in bits(team, place).rev() {
-        let child = place + bit;
-        let peer = team.member(root, child);
-        for span in shares.spans(child, end_of(team, child)) {
-            out.act(Action::Send { peer, span });
-        }
-        out.end_step();
-    }
+    collect(out, team, root, |from, to| shares.spans(from, to));
 }
 
 /// After step k every rank knows that the 2^(k+1) - 1 ranks before it have come.
 pub(super) fn barrier(out: &mut Schedule, team: Team) {
-    let span = Span::default();
     let mut distance = 1;
     while distance < team.size {
-        out.act(Action::Send {
-            peer: team.after(distance),
-            span,
-        });
-        out.act(Action::Receive {
-            peer: team.before(distance),
-            span,
-        });
+        out.send_to(team.after(distance), Span::default());
+        out.receive_from(team.before(distance), Span::default());
         out.end_step();
         distance = distance.saturating_mul(2);
     }

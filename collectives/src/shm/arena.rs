@@ -14,8 +14,6 @@
 
 mod combine;
 mod give;
-#[cfg(test)]
-mod numbers;
 mod rounds;
 mod staging;
 mod store;
@@ -46,8 +44,8 @@ use way::Way;
 pub use way::way_in_shared_memory;
 pub(crate) use way::{Buffers, Plan};
 
-/// Bytes that are combined at once, of all ranks together: they stay in the first cache.
-const BLOCK: usize = 16 << 10;
+/// Bytes that are combined, or converted, at once: those of two ranks stay in the first cache.
+const BLOCK: usize = 8 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {

@@ -115,86 +115,76 @@ mod tests {
 
     #[test]
     fn what_is_left_is_read_from_what_linux_tells() {
-        let left = |told: &str| left(told).map(|left| left.bytes);
-        assert_eq!(left(TOLD), Some(2_010_000 * 1024));
-        assert_eq!(left("MemAvailable: 5 kB"), Some(5 * 1024));
-        for strange in ["", "MemFree: 5 kB", "MemAvailable: x kB", "MemAvailable: 5"] {
-            assert_eq!(left(strange), None, "{strange:?}");
+        let bytes = |told: &str| left(told).map(|left| left.bytes);
+        for (told, expected) in [
+            (TOLD, Some(2_010_000 * 1024)),
+            ("MemAvailable: 5 kB", Some(5 * 1024)),
+            ("", None),
+            ("MemFree: 5 kB", None),
+            ("MemAvailable: x kB", None),
+            ("MemAvailable: 5", None),
+            ("MemAvailable: 18446744073709551615 kB", Some(u64::MAX)),
+        ] {
+            assert_eq!(bytes(told), expected, "{told:?}");
         }
-        assert_eq!(
-            left(&format!("MemAvailable: {} kB", u64::MAX)),
-            Some(u64::MAX)
-        );
         assert!(std::fs::read_to_string("/proc/meminfo").is_ok_and(|told| left(&told).is_some()));
-    }
-
-    #[test]
-    fn more_than_is_left_is_refused_with_how_much_there_is() {
         let most = 2_010_000 * 1024 - OTHERS;
         enough("host", left(TOLD), most).unwrap();
         enough("host", left(""), u64::MAX).unwrap();
         for bytes in [most + 1, u64::MAX] {
             let error = enough("host", left(TOLD), bytes).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-            assert!(error.to_string().contains("has 1962 MiB left"), "{error}");
+            assert!(
+                error.to_string().contains("the host has 1962 MiB left"),
+                "{error}"
+            );
         }
     }
 
-    /// What is left in these groups.
-    fn in_groups(told: &str, files: &[(&str, &str)]) -> Option<u64> {
-        let left = left_in(Path::new("/groups"), told, |wanted| {
-            let of = |(file, _): &&(&str, &str)| Path::new("/groups").join(file) == wanted;
-            files.iter().find(of).map(|(_, text)| (*text).to_owned())
-        })?;
-        assert!(left.others <= OTHERS);
-        Some(left.bytes)
-    }
-
+    /// A group outside of what this process sees has no files there; of version 1 there are no files, either.
     #[test]
-    fn the_least_that_any_group_leaves_counts() {
-        let told = "4:memory:/old\n0::/jobs/one\n";
-        let mut files = vec![
+    fn the_least_that_any_group_leaves_counts_if_there_is_a_limit() {
+        let stat = "anon 1\nfile 800\ninactive_file 300\nactive_file 2\nslab_reclaimable 7\n";
+        let own = [
             ("jobs/one/memory.max", "max\n"),
             ("jobs/one/memory.current", "700\n"),
+        ];
+        let less = [
+            ("jobs/one/memory.max", "750\n"),
+            ("jobs/one/memory.current", "700\n"),
+        ];
+        let full = [
+            ("jobs/one/memory.max", "750\n"),
+            ("jobs/one/memory.current", "800\n"),
+        ];
+        let outer = [
             ("jobs/memory.max", "1000\n"),
             ("jobs/memory.current", "900\n"),
         ];
-        assert_eq!(in_groups(told, &files), Some(100));
-        files.push((
-            "jobs/memory.stat",
-            "anon 1\nfile 800\ninactive_file 300\nactive_file 2\nslab_reclaimable 7\n",
-        ));
-        assert_eq!(in_groups(told, &files), Some(409));
-        files[0].1 = "750\n";
-        assert_eq!(in_groups(told, &files), Some(50));
-        files[1].1 = "800\n";
-        assert_eq!(in_groups(told, &files), Some(0));
-        // Inside a container its own group is the root.
-        files = vec![("memory.max", "5000"), ("memory.current", "1000")];
-        assert_eq!(in_groups("0::/", &files), Some(4000));
-        assert_eq!(in_groups(told, &files), Some(4000));
-    }
-
-    #[test]
-    fn who_has_no_limit_or_does_not_tell_it_may_have_all() {
-        let none = [("memory.max", "max"), ("memory.current", "5")];
-        assert_eq!(in_groups("0::/", &none), None);
-        assert_eq!(in_groups("0::/", &[("memory.max", "100")]), None);
-        assert_eq!(in_groups("", &none), None);
-        // Of version 1.
-        let limited = [("memory.max", "5"), ("memory.current", "5")];
-        assert_eq!(in_groups("4:memory:/\n", &limited), None);
-        // A group outside of what this process sees has no files there.
-        let strange = in_groups("0::/../../etc\n", &limited);
-        assert_eq!(strange, Some(0));
-        let few = Left {
-            bytes: OTHERS,
-            others: OTHERS,
-        };
-        let error = enough("container", Some(few), 1).unwrap_err();
-        assert!(
-            error.to_string().contains("the container has 512 MiB"),
-            "{error}"
-        );
+        let with_stat = [outer[0], outer[1], ("jobs/memory.stat", stat)];
+        let root = [("memory.max", "5000"), ("memory.current", "1000")];
+        let unlimited = [("memory.max", "max"), ("memory.current", "5")];
+        let one = "4:memory:/old\n0::/jobs/one\n";
+        for (told, files, expected) in [
+            (one, [&own[..], &outer].concat(), Some(100)),
+            (one, [&own[..], &with_stat].concat(), Some(409)),
+            (one, [&less[..], &with_stat].concat(), Some(50)),
+            (one, [&full[..], &with_stat].concat(), Some(0)),
+            // Inside a container its own group is the root.
+            ("0::/", root.to_vec(), Some(4000)),
+            (one, root.to_vec(), Some(4000)),
+            ("0::/", unlimited.to_vec(), None),
+            ("0::/", vec![("memory.max", "100")], None),
+            ("", root.to_vec(), None),
+            ("4:memory:/\n", root.to_vec(), None),
+            ("0::/../../etc\n", root.to_vec(), Some(4000)),
+        ] {
+            let left = left_in(Path::new("/groups"), told, |wanted| {
+                let of = |(file, _): &&(&str, &str)| Path::new("/groups").join(file) == wanted;
+                files.iter().find(of).map(|(_, text)| (*text).to_owned())
+            });
+            assert!(left.is_none_or(|left| left.others <= OTHERS));
+            assert_eq!(left.map(|left| left.bytes), expected, "{told:?} {files:?}");
+        }
     }
 }

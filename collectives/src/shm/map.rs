@@ -314,17 +314,10 @@ impl Map {
 
     /// As [`Map::read`], past the caches on the way out: for results of many megabytes.
     pub(crate) fn read_streaming(&self, rank: usize, place: Place, at: usize, into: &mut [u8]) {
-        let head = into.as_ptr().align_offset(copy::LINE).min(into.len());
-        let lines = (into.len() - head) / copy::LINE;
-        let (first, rest) = into.split_at_mut(head);
-        let (middle, last) = rest.split_at_mut(lines * copy::LINE);
-        self.read(rank, place, at, first);
-        let from = self.data(rank, place, at + head, middle.len());
-        // SAFETY: source and destination have `lines` lines, checked by `data` and by the slice, whose beginning is aligned by
-        // the choice of `head` (or which has no line).
-        unsafe { copy::stream_lines::<true>(from.as_ptr(), middle.as_mut_ptr(), lines) };
-        self.moved[rank].received(middle.len());
-        self.read(rank, place, at + head + lines * copy::LINE, last);
+        self.moved[rank].received(into.len());
+        let from = self.data(rank, place, at, into.len());
+        // SAFETY: as in `read`.
+        unsafe { copy::bytes_away::<true>(from.as_ptr(), into.as_mut_ptr(), into.len()) }
         copy::fence();
     }
 
@@ -385,18 +378,8 @@ impl Map {
 
     fn write_away(&self, rank: usize, place: Place, at: usize, from: &[u8]) {
         let into = self.data(rank, place, at, from.len());
-        let head = into.as_ptr().align_offset(copy::LINE).min(from.len());
-        let lines = (from.len() - head) / copy::LINE;
-        let (first, rest) = from.split_at(head);
-        let (middle, last) = rest.split_at(lines * copy::LINE);
-        self.write_cached(rank, place, at, first);
-        // SAFETY: source and destination have `lines` lines behind `head`, checked by the slice and by `data`; the
-        // destination is aligned by the choice of `head` (or there is no line).
-        unsafe {
-            let into = into.as_ptr().add(head);
-            copy::stream_lines::<false>(middle.as_ptr(), into, lines);
-        }
-        self.write_cached(rank, place, at + head + lines * copy::LINE, last);
+        // SAFETY: as in `write_cached`.
+        unsafe { copy::bytes_away::<false>(from.as_ptr(), into.as_ptr(), from.len()) }
     }
 
     /// Makes what was streamed visible before what is written next.

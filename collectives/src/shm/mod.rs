@@ -23,6 +23,8 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod arena;
+#[cfg(test)]
+mod bed;
 pub(crate) mod buffer;
 mod caches;
 mod left;

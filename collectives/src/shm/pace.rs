@@ -181,55 +181,36 @@ mod tests {
         let past = write(&mut pace, far, FAR);
         assert!(past > far / 1000 * 999, "{past} of {far}");
         // When they are near again that is found out, and the next time it is looked at as soon as at first.
-        let near = 8 << 30;
-        let past = write(&mut pace, near, NEAR);
+        let past = write(&mut pace, 8 << 30, NEAR);
         assert!(past <= MOST, "{past}");
         assert_eq!((pace.mode, pace.span), (Mode::Cached, SPAN));
     }
 
-    /// Somebody else has the core for a moment.
     #[test]
-    fn a_slow_write_now_and_then_is_chance() {
+    fn what_is_slow_for_another_reason_is_not_taken_for_far() {
+        let piece = PIECE as u64;
         let mut pace = Pace::new();
+        // Somebody else has the core for a moment.
         for _ in 0..1000 {
-            assert_eq!(write(&mut pace, 10 * PIECE as u64, NEAR), 0);
-            assert_eq!(write(&mut pace, 3 * PIECE as u64, FAR), 0);
+            assert_eq!(write(&mut pace, 10 * piece, NEAR), 0);
+            assert_eq!(write(&mut pace, 3 * piece, FAR), 0);
         }
-    }
-
-    /// The system gets pages for them.
-    #[test]
-    fn the_first_writes_to_memory_are_soon_forgotten() {
+        // The system gets pages for the first writes.
         let mut pace = Pace::new();
         let fresh = write(&mut pace, 4 << 20, (1, 12));
         let past = fresh + write(&mut pace, 1 << 30, NEAR);
         assert!(past <= 2 * SPAN, "{past}");
-    }
-
-    /// Ranks give by turns: some lines were not read since.
-    #[test]
-    fn half_of_the_writes_are_enough() {
+        // Memory is slow either way.
         let mut pace = Pace::new();
-        let mut past = 0;
-        for _ in 0..100 {
-            past += write(&mut pace, PIECE as u64, NEAR);
-            past += write(&mut pace, PIECE as u64, FAR);
-        }
-        assert!(past > 100 * PIECE as u64, "{past}");
-    }
-
-    #[test]
-    fn where_memory_is_slow_either_way_the_caches_are_written_to() {
-        let mut pace = Pace::new();
-        let slow = (4, 7);
         let bytes = 8 << 30;
-        let past = write(&mut pace, bytes, slow);
+        let past = write(&mut pace, bytes, (4, 7));
         assert!(past < bytes / 1000, "{past} of {bytes}");
-    }
-
-    /// To look at the clock takes as long as to write 1 KiB.
-    #[test]
-    fn few_writes_are_timed() {
+        // Ranks give by turns, so that some lines were not read since: half of the writes are enough.
+        let mut pace = Pace::new();
+        let turn = |pace: &mut Pace| write(pace, piece, NEAR) + write(pace, piece, FAR);
+        let past: u64 = (0..100).map(|_| turn(&mut pace)).sum();
+        assert!(past > 100 * piece, "{past}");
+        // To look at the clock takes as long as to write 1 KiB.
         let mut pace = Pace::new();
         let timed = (0..800).filter(|_| pace.next(LEAST).is_timed);
         assert_eq!(timed.count(), 100);

@@ -66,53 +66,22 @@ impl Parts {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_given_back_is_whole_again() {
-        let mut parts = Parts::new(100);
-        let taken: Vec<_> = (0..10).map(|_| parts.take(10).unwrap()).collect();
-        assert_eq!(taken, [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]);
-        assert_eq!(parts.take(1), None);
-        for start in [20, 40, 30] {
-            parts.give_back(start, 10);
-        }
-        assert_eq!(parts.take(31), None);
-        // The smallest that is large enough.
-        parts.give_back(80, 10);
-        assert_eq!(parts.take(7), Some(80));
-        assert_eq!(parts.take(30), Some(20));
-        assert_eq!(parts.take(3), Some(87));
-        assert_eq!(parts.take(1), None);
-        for (start, length) in [(80, 7), (87, 3), (20, 30), (0, 10), (10, 10)] {
-            parts.give_back(start, length);
-        }
-        for start in [90, 50, 70, 60] {
-            parts.give_back(start, 10);
-        }
-        assert_eq!(parts.take(100), Some(0));
-        assert_eq!(parts.take(usize::MAX), None);
-    }
+    use crate::shm::bed::Numbers;
 
     /// Against the plain way: a byte for each place.
     #[test]
-    fn nothing_is_given_twice() {
-        let mut random = 88_172_645_463_325_252_u64;
-        let mut next = |limit: u64| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random % limit) as usize
-        };
+    fn nothing_is_given_twice_and_what_is_given_back_is_whole_again() {
+        let mut numbers = Numbers(1);
         let mut parts = Parts::new(500);
         let mut used = [false; 500];
         let mut taken: Vec<(usize, usize)> = Vec::new();
         for _ in 0..20_000 {
-            if next(2) == 0 && !taken.is_empty() {
-                let (start, length) = taken.swap_remove(next(taken.len() as u64));
+            if numbers.below(2) == 0 && !taken.is_empty() {
+                let (start, length) = taken.swap_remove(numbers.below(taken.len()));
                 used[start..start + length].fill(false);
                 parts.give_back(start, length);
             } else {
-                let length = 1 + next(60);
+                let length = 1 + numbers.below(60);
                 let fits = used.windows(length).any(|window| !window.contains(&true));
                 let start = parts.take(length);
                 assert_eq!(start.is_some(), fits);
@@ -123,5 +92,10 @@ mod tests {
                 }
             }
         }
+        for (start, length) in taken {
+            parts.give_back(start, length);
+        }
+        assert_eq!(parts.take(500), Some(0));
+        assert_eq!(parts.take(usize::MAX), None);
     }
 }

@@ -1,7 +1,5 @@
 //! What a rank makes of descriptors, flags and data that are not right, and of peers that give up.
 
-mod withheld;
-
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,23 +8,96 @@ use kolo_transport::ids::{Generation, JobId, Rank};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::arena::{Arena, Buffers, Outcome, Own, way_in_shared_memory};
-use super::map::{AREA, INLINE, Map, Owner, Place};
+use super::bed::{Case, FROM, Numbers, ROWS, owner, pair, ranks, sum, tag};
+use super::map::{AREA, HEAP, INLINE, Map, Owner, Place, RECORD_WORDS};
 use super::{rules, ticket};
-use crate::operation::{Operation, OperationKind, Tag};
+use crate::element::Element;
+use crate::operation::{Operation, OperationKind as Kind, Tag};
 use crate::{CollectiveError, DType, ReduceOp};
-
-const OWNER: Owner = Owner {
-    job: JobId(5),
-    generation: Generation(2),
-    world: 2,
-};
 
 /// So many bytes two ranks reduce in slices.
 const SLICED: u64 = 4_400_000;
 
+/// So many bytes go piece by piece: copies, and what is split among ranks.
+const COPIED: usize = 512 << 10;
+const SPLIT: usize = 6 << 20;
+/// So many are reduced in rounds.
+const ROUNDS: usize = 12 << 20;
+/// From so many bytes on data are given in another part of the area.
+const LONG: usize = 8 << 10;
+
 #[test]
-fn what_counts_as_sliced_is() {
-    assert_eq!(way_in_shared_memory(&sum(SLICED), 2, 2), Some("slices"));
+fn lengths_here_have_the_ways_that_they_are_chosen_for() {
+    let way = |count| way_in_shared_memory(&sum(count), 2, 2);
+    assert_eq!(way(SLICED), Some("slices"));
+    assert_eq!(way(ROUNDS as u64), Some("rounds"));
+    let way =
+        |kind, count| way_in_shared_memory(&Operation::new(kind, Some(DType::U8), count), 2, 2);
+    assert_eq!(way(Kind::AllGather, COPIED as u64), Some("pieces"));
+    assert_eq!(way(Kind::AllToAll, SPLIT as u64 / 2), Some("pieces"));
+    assert_eq!(way(Kind::AllToAll, SPLIT as u64 / 2 - 1), Some("flat"));
+}
+
+/// All operations around the lengths at which something changes.
+fn check_all<T: Element + From<u8>>(world: usize) {
+    let (mut ranks, mut numbers) = (ranks(world, false), Numbers(world as u64));
+    let mut operation = 0;
+    for kind in [
+        Kind::AllReduce,
+        Kind::Reduce,
+        Kind::ReduceScatter,
+        Kind::Broadcast,
+        Kind::AllGather,
+        Kind::AllToAll,
+        Kind::Scatter,
+        Kind::Gather,
+        Kind::GatherVarcount,
+    ] {
+        let unit = match kind {
+            Kind::ReduceScatter => ROWS,
+            Kind::AllToAll | Kind::Scatter => world,
+            _ => 1,
+        };
+        let of = |bytes: usize| bytes / size_of::<T>();
+        let (from, long) = (of(FROM), of(LONG));
+        let mut lengths = vec![
+            unit,
+            of(INLINE) + 1,
+            from - 1,
+            from,
+            from + unit,
+            long - 1,
+            long,
+            long + unit,
+            31 * long + long / 3,
+            of(COPIED) + 77 * unit,
+        ];
+        // As long as it takes without optimisation: not for every world.
+        if world == 2 || size_of::<T>() == 1 && world == 3 {
+            lengths.extend(match kind {
+                Kind::ReduceScatter | Kind::AllToAll => vec![of(SPLIT) + 1001 * unit],
+                Kind::AllReduce => vec![of(SLICED as usize), of(ROUNDS) + 333],
+                Kind::Reduce => vec![of(SLICED as usize) + 1, of(ROUNDS) + 333_333],
+                _ => vec![],
+            });
+        }
+        for (index, given) in lengths.into_iter().enumerate() {
+            let case = Case::<T>::new(kind, world, index % world, given);
+            // By itself, and some in a row.
+            for times in [1, 2] {
+                case.play(&mut ranks, operation..operation + times, &mut numbers);
+                operation += times;
+            }
+        }
+    }
+}
+
+#[test]
+fn every_order_of_steps_gives_every_rank_its_result_and_shows_nothing_that_was_not_given() {
+    for world in [2, 3, 5] {
+        check_all::<u8>(world);
+        check_all::<u32>(world);
+    }
 }
 
 fn why(owner: Owner, descriptor: impl AsFd) -> String {
@@ -37,10 +108,10 @@ fn why(owner: Owner, descriptor: impl AsFd) -> String {
 
 #[test]
 fn what_is_not_the_groups_memory_is_refused() {
-    let (_map, descriptor) = Map::create(OWNER, false).unwrap();
-    Map::open(descriptor.as_fd(), OWNER).unwrap();
+    let (_map, descriptor) = Map::create(owner(2), false).unwrap();
+    Map::open(descriptor.as_fd(), owner(2)).unwrap();
     let other = |change: fn(&mut Owner)| {
-        let mut owner = OWNER;
+        let mut owner = owner(2);
         change(&mut owner);
         why(owner, &descriptor)
     };
@@ -50,9 +121,9 @@ fn what_is_not_the_groups_memory_is_refused() {
     assert!(other(|owner| owner.world = 65).contains("more ranks"));
 
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    assert!(why(OWNER, &file).contains("no memory file"));
+    assert!(why(owner(2), &file).contains("no memory file"));
     let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
-    assert!(why(OWNER, &socket).contains("no memory file"));
+    assert!(why(owner(2), &socket).contains("no memory file"));
     let memory = |seals: SealFlags| {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = rustix::fs::memfd_create("kolo-test", flags).unwrap();
@@ -60,9 +131,9 @@ fn what_is_not_the_groups_memory_is_refused() {
         rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
         memory
     };
-    assert!(why(OWNER, memory(SealFlags::GROW)).contains("not sealed"));
+    assert!(why(owner(2), memory(SealFlags::GROW)).contains("not sealed"));
     let sealed = memory(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
-    assert!(why(OWNER, sealed).contains("another length"));
+    assert!(why(owner(2), sealed).contains("another length"));
     // As long as it should be, and empty.
     let length = rustix::fs::fstat(&descriptor).unwrap().st_size;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -70,7 +141,7 @@ fn what_is_not_the_groups_memory_is_refused() {
     rustix::fs::ftruncate(&empty, length.cast_unsigned()).unwrap();
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&empty, seals).unwrap();
-    assert!(why(OWNER, empty).contains("another magic word"));
+    assert!(why(owner(2), empty).contains("another magic word"));
     // Nobody can make it shorter.
     assert!(rustix::fs::ftruncate(&descriptor, 0).is_err());
 }
@@ -78,47 +149,21 @@ fn what_is_not_the_groups_memory_is_refused() {
 #[test]
 #[should_panic(expected = "are not in a place")]
 fn nothing_outside_a_place_is_touched() {
-    let (map, _descriptor) = Map::create(OWNER, false).unwrap();
+    let (map, _descriptor) = Map::create(owner(2), false).unwrap();
     map.read(1, Place::Area, AREA - 3, &mut [0; 4]);
-}
-
-fn pair() -> (Arena, Arena) {
-    let (map, descriptor) = Map::create(OWNER, false).unwrap();
-    let other = Map::open(descriptor.as_fd(), OWNER).unwrap();
-    (Arena::new(Arc::new(map), 0), Arena::new(Arc::new(other), 1))
-}
-
-/// As many ranks as an array has.
-fn ranks<const N: usize>() -> [Arena; N] {
-    let owner = Owner {
-        world: N as u32,
-        ..OWNER
-    };
-    let (_map, descriptor) = Map::create(owner, false).unwrap();
-    std::array::from_fn(|rank| {
-        let map = Map::open(descriptor.as_fd(), owner).unwrap();
-        Arena::new(Arc::new(map), rank as u32)
-    })
-}
-
-fn number(operation: u64) -> Tag {
-    Tag::new(0, operation)
-}
-
-fn sum(count: u64) -> Operation {
-    Operation {
-        reduce: Some(ReduceOp::Sum),
-        ..Operation::new(OperationKind::AllReduce, Some(DType::U8), count)
-    }
 }
 
 const TAG: Tag = Tag::new(0, 0);
 
+fn three() -> [Arena; 3] {
+    ranks(3, false).try_into().unwrap()
+}
+
 /// A peer that says that its buffer is elsewhere is named, and nothing is read there.
 #[test]
 fn buffers_outside_the_memory_are_a_broken_protocol() {
-    for wrong in [u64::MAX, u64::MAX - 63, 1, super::map::HEAP as u64 + 64] {
-        let (mut one, other) = pair();
+    for wrong in [u64::MAX, u64::MAX - 63, 1, HEAP as u64 + 64] {
+        let [mut one, other] = pair();
         let buffer = one.buffer::<u8>(100).unwrap();
         let halves = buffer.halves(&one.map).unwrap();
         let begun = one.begin_buffers(TAG, &sum(100), halves, &buffer).unwrap();
@@ -136,21 +181,16 @@ fn buffers_outside_the_memory_are_a_broken_protocol() {
 /// Noise in a peer's flags, records and data makes errors or wrong sums, never anything worse.
 #[test]
 fn noise_of_a_peer_does_no_harm() {
-    let (mut one, other) = pair();
+    let [mut one, other] = pair();
     let map = Arc::clone(&other.map);
-    let mut random = 88_172_645_463_325_252_u64;
-    let mut next = || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
+    let mut numbers = Numbers(11);
+    let mut next = || numbers.next();
     for number in 0..300 {
         let tag = Tag::new(0, number);
         let request = sum([8, 2000, 400_000][number as usize % 3]);
         let input = vec![1; request.count as usize];
         for parity in 0..2 {
-            for index in 0..super::map::RECORD_WORDS {
+            for index in 0..RECORD_WORDS {
                 map.record(1, parity, index).store(next(), Ordering::SeqCst);
             }
             map.front(1, parity).store(next(), Ordering::SeqCst);
@@ -182,35 +222,27 @@ fn noise_of_a_peer_does_no_harm() {
 /// Steps of two ranks in any order, each of which may give up: who ends well has the right sum.
 #[test]
 fn who_ends_well_has_the_right_sum() {
-    let mut random = 362_436_069_u64;
-    let mut next = move |limit: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % limit
-    };
+    let mut numbers = Numbers(13);
     for _ in 0..30 {
-        let (one, other) = pair();
-        let mut ranks = [one, other];
+        let mut ranks = pair();
         // Where each is: the number of its operation, and whether it is in it.
         let mut at = [(0_u64, false); 2];
         let mut inputs = [Vec::new(), Vec::new()];
         for _ in 0..400 {
-            let me = next(2) as usize;
+            let me = numbers.below(2);
             let (number, inside) = at[me];
             // Nobody is further ahead than one that has failed can be.
             if number > at[1 - me].0 + 3 {
                 continue;
             }
             let request = sum([5, 300, 300_000, 20_000, SLICED][number as usize % 5]);
-            let tag = Tag::new(0, number);
             let outcome = if inside {
                 ranks[me].advance(&inputs[me], &mut [])
             } else {
                 let value = (number * 3 + me as u64) as u8;
                 inputs[me] = vec![value; request.count as usize];
                 at[me].1 = true;
-                ranks[me].begin(tag, &request, false, &[], &inputs[me], &mut [])
+                ranks[me].begin(tag(number), &request, false, &[], &inputs[me], &mut [])
             };
             match outcome.unwrap() {
                 Outcome::Ready => {
@@ -220,7 +252,7 @@ fn who_ends_well_has_the_right_sum() {
                     assert_eq!(result, vec![expected; result.len()], "operation {number}");
                     at[me] = (number + 1, false);
                 }
-                Outcome::Pending if next(8) == 0 => {
+                Outcome::Pending if numbers.below(8) == 0 => {
                     ranks[me].leave();
                     at[me] = (number + 1, false);
                 }
@@ -235,17 +267,10 @@ fn who_ends_well_has_the_right_sum() {
 #[test]
 fn nothing_is_given_where_an_older_operation_is_still_read() {
     let request = sum(1 << 20);
-    let (mut one, mut slow) = pair();
+    let [mut one, mut slow] = pair();
     let inputs = [vec![1; 1 << 20], vec![2; 1 << 20]];
     let begin = |arena: &mut Arena, me: usize, operation| {
-        let begun = arena.begin(
-            number(operation),
-            &request,
-            false,
-            &[],
-            &inputs[me],
-            &mut [],
-        );
+        let begun = arena.begin(tag(operation), &request, false, &[], &inputs[me], &mut []);
         begun.unwrap()
     };
     assert_eq!(begin(&mut one, 0, 0), Outcome::Pending);
@@ -281,9 +306,9 @@ fn who_gives_up_before_giving_holds_nobody() {
     let request = sum(300);
     let input = vec![1; 300];
     let mut result = vec![0_u8; 300];
-    let [mut one, mut other, mut slow] = ranks::<3>();
+    let [mut one, mut other, mut slow] = three();
     for rank in [&mut one, &mut other, &mut slow] {
-        rank.begin(number(0), &request, false, &[], &input, &mut [])
+        rank.begin(tag(0), &request, false, &[], &input, &mut [])
             .unwrap();
     }
     for rank in [&mut one, &mut other] {
@@ -295,7 +320,7 @@ fn who_gives_up_before_giving_holds_nobody() {
     assert_eq!(slow.advance(&input, &mut []), Ok(Outcome::Ready));
     for operation in 1..3 {
         for rank in [&mut one, &mut other] {
-            let begun = rank.begin(number(operation), &request, false, &[], &input, &mut []);
+            let begun = rank.begin(tag(operation), &request, false, &[], &input, &mut []);
             assert_eq!(begun, Ok(Outcome::Pending));
             assert_eq!(rank.must_poll(), operation == 2);
         }
@@ -305,12 +330,12 @@ fn who_gives_up_before_giving_holds_nobody() {
     slow.store(&[], Own::Given, &mut result);
     assert_eq!(result, [3; 300]);
     for operation in 1..4 {
-        let begun = slow.begin(number(operation), &request, false, &[], &input, &mut []);
+        let begun = slow.begin(tag(operation), &request, false, &[], &input, &mut []);
         assert_eq!(begun, Ok(Outcome::Pending));
         slow.leave();
     }
     for rank in [&mut one, &mut other, &mut slow] {
-        let begun = rank.begin(number(4), &request, false, &[], &input, &mut []);
+        let begun = rank.begin(tag(4), &request, false, &[], &input, &mut []);
         assert!(begun.is_ok() && !rank.must_poll(), "{:?}", rank.late());
     }
     for rank in [&mut one, &mut other, &mut slow] {
@@ -318,26 +343,10 @@ fn who_gives_up_before_giving_holds_nobody() {
     }
 }
 
-/// However an operation is left that has not ended: those that come later find no data.
-#[test]
-fn what_is_left_half_way_is_given_up() {
-    let (mut one, mut other) = pair();
-    for (operation, count) in [(0, 3), (1, 300), (2, 300_000)] {
-        let (request, input) = (sum(count), vec![1; count as usize]);
-        one.begin(number(operation), &request, false, &[], &input, &mut [])
-            .unwrap();
-        one.leave();
-        let begun = other.begin(number(operation), &request, false, &[], &input, &mut []);
-        assert_eq!(begun, Ok(Outcome::Pending));
-        assert_eq!(other.late().len(), 1);
-        other.leave();
-    }
-}
-
 /// An old flag would count as one that all have set.
 #[test]
 fn numbers_of_operations_only_grow() {
-    let (mut one, _other) = pair();
+    let [mut one, _other] = pair();
     let tag = |call, operation| Tag::new(call, operation);
     let mut begin = |tag| {
         let begun = one.begin(tag, &sum(3), false, &[], &[1; 3], &mut []);
@@ -361,7 +370,7 @@ fn halves(arena: &Arena, buffer: &super::buffer::SharedBuffer<u8>) -> Buffers {
 /// The rank's own words in the memory are for others: it writes where its own buffer is, whatever stands there.
 #[test]
 fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
-    let (mut one, mut other) = pair();
+    let [mut one, mut other] = pair();
     let (mut buffer, mut bystander) = (
         one.buffer::<u8>(100).unwrap(),
         one.buffer::<u8>(100).unwrap(),
@@ -389,7 +398,7 @@ fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
 /// Also by an error at the first look, before anything is waited for.
 #[test]
 fn a_failed_operation_of_buffers_is_given_up() {
-    let (mut one, mut other) = pair();
+    let [mut one, mut other] = pair();
     let buffer = one.buffer::<u8>(100).unwrap();
     let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
     let wrong = [7_u64.to_le_bytes(); 2].concat();
@@ -402,14 +411,14 @@ fn a_failed_operation_of_buffers_is_given_up() {
     assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
     assert!(!one.is_open());
     assert!(rules::is_gone(other.map.front(0, 0), ticket));
-    let begun = other.begin_buffers(number(1), &sum(100), place, &buffer);
+    let begun = other.begin_buffers(tag(1), &sum(100), place, &buffer);
     assert!(begun.is_ok());
 }
 
 /// A buffer of an operation that failed here is not used again while a peer may write it, and is when none can.
 #[test]
 fn what_late_peers_write_is_nobody_elses() {
-    let (mut one, mut other) = pair();
+    let [mut one, mut other] = pair();
     let mut buffer = one.buffer::<u8>(5000).unwrap();
     let theirs = other.buffer::<u8>(5000).unwrap();
     let (own, place) = (halves(&one, &buffer), halves(&other, &theirs));
@@ -439,25 +448,25 @@ fn what_late_peers_write_is_nobody_elses() {
 #[test]
 fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
     let kinds = [
-        (OperationKind::AllReduce, Some(ReduceOp::Max)),
-        (OperationKind::AllReduce, Some(ReduceOp::BitXor)),
-        (OperationKind::AllGather, None),
-        (OperationKind::Broadcast, None),
-        (OperationKind::AllToAll, None),
+        (Kind::AllReduce, Some(ReduceOp::Max)),
+        (Kind::AllReduce, Some(ReduceOp::BitXor)),
+        (Kind::AllGather, None),
+        (Kind::Broadcast, None),
+        (Kind::AllToAll, None),
     ];
     let mut operation = 0;
-    let (mut one, other) = pair();
+    let [mut one, other] = pair();
     for (kind, reduce) in kinds {
         for count in [1, 7, 56, 57, 1000, 300_000, SLICED as usize] {
             let request = Operation {
                 reduce,
-                root: (kind == OperationKind::Broadcast).then_some(1),
+                root: (kind == Kind::Broadcast).then_some(1),
                 ..Operation::new(kind, Some(DType::Bool), count as u64)
             };
-            let tag = number(operation);
+            let tag = tag(operation);
             operation += 1;
             let given = match kind {
-                OperationKind::AllToAll => 2 * count,
+                Kind::AllToAll => 2 * count,
                 _ => count,
             };
             let (parity, noise) = (ticket::parity(tag), vec![0xfe; given]);
@@ -475,7 +484,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             let begun = one.begin(tag, &request, false, &[], &input, &mut []);
             assert_eq!(begun, Ok(Outcome::Ready), "{request}");
             let mut result = match kind {
-                OperationKind::AllGather | OperationKind::AllToAll => vec![false; 2 * count],
+                Kind::AllGather | Kind::AllToAll => vec![false; 2 * count],
                 _ => vec![false; count],
             };
             one.store(&[], Own::At(&input), &mut result);
@@ -503,17 +512,11 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
     let (arrived, failed) = (AtomicU64::new(0), AtomicBool::new(false));
     let ended = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        for (me, mut arena) in (0..).zip(ranks::<3>()) {
+        for (me, mut arena) in (0..).zip(three()) {
             let (arrived, failed, ended) = (&arrived, &failed, &ended);
             scope.spawn(move || {
                 let _failed = Failed(failed);
-                let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ (me << 17);
-                let mut next = move |limit: u64| {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    random % limit
-                };
+                let mut numbers = Numbers(me);
                 let mut buffer = arena.buffer::<u8>(200_000).unwrap();
                 for round in 0..ROUNDS {
                     if round % 10 == 0 {
@@ -524,11 +527,11 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                             std::thread::yield_now();
                         }
                     }
-                    let tag = number(round);
+                    let tag = tag(round);
                     let value = (round * 5 + me) as u8;
                     let expected = (round * 15 + 3) as u8;
-                    let patience = match next(3) {
-                        0 => 1 + next(50),
+                    let patience = match numbers.below(3) {
+                        0 => 1 + numbers.below(50),
                         _ => 5000,
                     };
                     let length = [5, 300, 20_000, 200_000, 200_000][round as usize / 4 % 5];
@@ -562,9 +565,10 @@ fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
                         buffer.turn();
                         assert!(buffer.iter().all(|byte| *byte == expected), "{tag}");
                     } else {
-                        if next(3) == 0 {
+                        if numbers.below(3) == 0 {
                             // The others may want to give the next data meanwhile.
-                            std::thread::sleep(std::time::Duration::from_micros(next(1500)));
+                            let pause = numbers.below(1500) as u64;
+                            std::thread::sleep(std::time::Duration::from_micros(pause));
                         }
                         arena.store(&[], Own::Given, &mut input);
                         assert!(input.iter().all(|byte| *byte == expected), "{tag}");

@@ -4,8 +4,8 @@ use super::Engine;
 use crate::copy;
 use crate::element::Element;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
-use crate::reduce::{self, finish_of};
+use crate::operation::{Operation, OperationKind, ReduceOp};
+use crate::reduce;
 use crate::schedule::{Algorithm, Equal, Group, Offsets, Rows};
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
 
     /// Sets how an operation is done.
     pub(crate) fn choose(&mut self, operation: &mut Operation) {
-        let size = element_size(operation) as u64;
+        let size = operation.element_size() as u64;
         let shares = match operation.kind {
             OperationKind::AllGather
             | OperationKind::AllGatherCounts
@@ -85,7 +85,7 @@ impl Engine {
     }
 
     fn reserve(&mut self, operation: &Operation, elements: usize) -> Result<(), CollectiveError> {
-        let size = element_size(operation);
+        let size = operation.element_size();
         let bytes = elements.checked_mul(size);
         if bytes.is_some_and(|bytes| self.work.try_reserve(bytes)) {
             return Ok(());
@@ -107,8 +107,9 @@ impl Engine {
         let count = operation.count as usize;
         let algorithm = operation.algorithm;
         let root = operation.root.unwrap_or(0);
-        let finish = finish_of(operation, self.world).is_some_and(|finish| !finish.is_nothing());
-        let size = element_size(operation);
+        let finish =
+            reduce::Finish::asked(operation, self.world).is_some_and(|finish| !finish.is_nothing());
+        let size = operation.element_size();
         let segment = match operation.segment {
             0 => count.max(1),
             power => ((1_usize << power) / size).max(1),
@@ -169,7 +170,7 @@ impl Engine {
         let Some(span) = self.schedule.input else {
             return;
         };
-        let size = element_size(operation);
+        let size = operation.element_size();
         let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
         convert_in(operation, place, input);
         if let (Some(dtype), true) = (operation.wire_type(), operation.reduce.is_some()) {
@@ -186,7 +187,7 @@ impl Engine {
         let Some(span) = self.schedule.input else {
             return;
         };
-        let size = element_size(operation);
+        let size = operation.element_size();
         let given = operation.dtype.map_or(1, crate::DType::size);
         let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
         let mut at = 0;
@@ -205,7 +206,7 @@ impl Engine {
         let Some(span) = self.schedule.input else {
             return;
         };
-        let size = element_size(operation);
+        let size = operation.element_size();
         let place = &mut self.work.bytes_mut()[span.start * size..span.end() * size];
         match (operation.wire_type(), operation.reduce) {
             (Some(dtype), Some(op)) => reduce::fill_neutral(dtype, op, place),
@@ -216,7 +217,7 @@ impl Engine {
     /// A stretch of the result, from one element to before another one, as it travelled. It lies in one piece, as the
     /// results of all reductions on all elements do.
     pub(crate) fn result(&self, operation: &Operation, from: usize, to: usize) -> &[u8] {
-        let size = element_size(operation);
+        let size = operation.element_size();
         let start = self
             .schedule
             .outputs
@@ -227,7 +228,7 @@ impl Engine {
 
     /// Copies the result to the caller. `T` is the type of the operation that was planned last.
     pub(crate) fn store<T: Element>(&self, operation: &Operation, result: &mut [T]) {
-        let size = element_size(operation);
+        let size = operation.element_size();
         for output in &self.schedule.outputs {
             let from = &self.work.bytes()[output.from.start * size..output.from.end() * size];
             let into = &mut result[output.to..output.to + output.from.len];

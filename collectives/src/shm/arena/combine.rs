@@ -13,10 +13,10 @@ use super::store::streams_from;
 use super::way::{Buffers, is_given_as_it_is};
 use super::{Arena, BLOCK, Open};
 use crate::copy;
+use crate::element::DType;
 use crate::error::CollectiveError;
 use crate::operation::Operation;
-use crate::reduce::finish_of;
-use crate::reduce::{self, Store};
+use crate::reduce::{self, Finish};
 use crate::scratch::Scratch;
 
 impl Arena {
@@ -150,7 +150,7 @@ impl<'a> Ranks<'a> {
     }
 
     /// Combines a range of all ranks' data, block by block, in rank order, and finishes it. `place` says where a
-    /// rank's byte at some offset is.
+    /// rank's byte at some offset is. Half types of more than two ranks are summed in `f32`, and rounded once.
     fn combine<T: Target>(
         &self,
         blocks: &mut Scratch,
@@ -162,65 +162,75 @@ impl<'a> Ranks<'a> {
         let (Some(dtype), Some(op), Some(finish)) = (
             operation.wire_type(),
             operation.reduce,
-            finish_of(operation, self.world as u32),
+            Finish::asked(operation, self.world as u32),
         ) else {
             return;
         };
         let (me, world) = (self.me, self.world);
-        let each = (BLOCK / world).max(512) / 64 * 64;
-        blocks.reserve((world + 1) * each);
-        let (result, inputs) = blocks.bytes_mut().split_at_mut(each);
-        for at in range.clone().step_by(each) {
-            let length = each.min(range.end - at);
+        let is_wide = matches!(dtype, DType::F16 | DType::Bf16) && world > 2;
+        blocks.reserve(if is_wide { 6 * BLOCK } else { 2 * BLOCK });
+        let (result, rest) = blocks.bytes_mut().split_at_mut(BLOCK);
+        let (input, wide) = rest.split_at_mut(BLOCK);
+        let read = |rank: usize, at: usize, into: &mut [u8]| {
+            let (place, at) = place(self.map, rank, at);
+            self.map.read(rank, place, at, into);
+        };
+        for at in range.clone().step_by(BLOCK) {
+            let length = BLOCK.min(range.end - at);
+            let input = &mut input[..length];
             if world == 2
                 && let Some(own) = target.over(at..at + length)
             {
-                let other = &mut inputs[..length];
-                let (place, at) = place(self.map, 1 - me, at);
-                self.map.read(1 - me, place, at, other);
+                read(1 - me, at, input);
                 // In rank order.
                 if me == 0 {
-                    reduce::combine(dtype, op, own, other);
+                    reduce::combine(dtype, op, own, input);
                 } else {
-                    reduce::combine_behind(dtype, op, other, own);
+                    reduce::combine_behind(dtype, op, input, own);
                 }
-                if !finish.is_nothing() {
-                    reduce::finish(dtype, own, &finish);
-                }
+                reduce::finish(dtype, own, &finish);
                 continue;
             }
             let (own, direct) = target.ends(at..at + length);
-            for (rank, block) in inputs.chunks_mut(each).enumerate().take(world) {
-                if own.is_none() || rank != me {
-                    let (place, at) = place(self.map, rank, at);
-                    self.map.read(rank, place, at, &mut block[..length]);
-                }
-            }
-            let part = |rank: usize| match own {
-                Some(own) if rank == me => own,
-                _ => &inputs[rank * each..rank * each + length],
-            };
-            let fold = |result: &mut [u8]| {
-                if world == 2 {
-                    reduce::combine_into(dtype, op, result, part(0), part(1));
-                    if !finish.is_nothing() {
-                        reduce::finish(dtype, result, &finish);
+            let is_put = direct.is_none();
+            let into = direct.unwrap_or(&mut result[..length]);
+            let own_of = |rank: usize| own.filter(|_| rank == me);
+            if is_wide {
+                let (sum, term) = wide.split_at_mut(2 * BLOCK);
+                let floats = length / dtype.size() * size_of::<f32>();
+                let (sum, term) = (&mut sum[..floats], &mut term[..floats]);
+                let mut widen = |rank: usize, wide: &mut [u8]| {
+                    if let Some(own) = own_of(rank) {
+                        reduce::convert(DType::F32, wide, dtype, own);
+                    } else {
+                        read(rank, at, input);
+                        reduce::convert(DType::F32, wide, dtype, input);
                     }
-                } else {
-                    let mut parts: [&[u8]; MOST_RANKS as usize] = [&[]; MOST_RANKS as usize];
-                    for (rank, place) in parts.iter_mut().enumerate().take(world) {
-                        *place = part(rank);
-                    }
-                    let parts = &parts[..world];
-                    reduce::combine_many(dtype, op, result, parts, &finish, Store::Cached);
+                };
+                widen(0, sum);
+                for rank in 1..world {
+                    widen(rank, term);
+                    reduce::combine(DType::F32, op, sum, term);
                 }
-            };
-            if let Some(direct) = direct {
-                fold(direct);
+                reduce::finish(DType::F32, sum, &finish);
+                reduce::convert(dtype, into, DType::F32, sum);
             } else {
-                let result = &mut result[..length];
-                fold(result);
-                target.put(at, result);
+                match own_of(0) {
+                    Some(own) => copy::slice(own, into),
+                    None => read(0, at, into),
+                }
+                for rank in 1..world {
+                    if let Some(own) = own_of(rank) {
+                        reduce::combine(dtype, op, into, own);
+                    } else {
+                        read(rank, at, input);
+                        reduce::combine(dtype, op, into, input);
+                    }
+                }
+                reduce::finish(dtype, into, &finish);
+            }
+            if is_put {
+                target.put(at, &result[..length]);
             }
         }
     }

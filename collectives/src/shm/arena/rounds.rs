@@ -21,7 +21,7 @@ use super::{Arena, Outcome, Stage};
 use crate::copy;
 use crate::element::DType;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, Tag, element_size};
+use crate::operation::{Operation, OperationKind, ReduceOp, Tag};
 
 /// Pieces whose data, or slices, are there at once. Two would do; [`super::staging`] says why there are more.
 const PLACES: usize = 8;
@@ -57,7 +57,7 @@ impl Rounds {
             && operation.dtype != Some(DType::Bool);
         let length = usize::try_from(operation.count)
             .ok()?
-            .checked_mul(element_size(operation))?;
+            .checked_mul(operation.element_size())?;
         let root = operation.root.map(|root| root as usize);
         let piece = piece(world);
         (is_plain && length >= LEAST).then_some(Self {

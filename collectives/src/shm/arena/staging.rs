@@ -113,8 +113,8 @@ impl Staging {
 
 #[cfg(test)]
 mod tests {
-    use super::super::numbers::Numbers;
     use super::*;
+    use crate::shm::bed::Numbers;
 
     const MIB: usize = 1 << 20;
 
@@ -139,38 +139,27 @@ mod tests {
     }
 
     #[test]
-    fn long_data_go_around_and_short_ones_stay_in_few_lines() {
-        let mut staging = Staging::new(2, MIB, 32 * MIB);
-        let mut starts: Vec<usize> = (0..100).map(|_| staging.take(64 << 10).start).collect();
-        assert_eq!(starts[0], starts[32]);
-        starts.sort_unstable();
-        starts.dedup();
-        assert_eq!(starts.len(), 32);
-        let short: Vec<usize> = (0..100).map(|_| staging.take(LONG - 1).start).collect();
-        assert!(short.iter().all(|start| start + LONG <= SHORT));
-        assert_ne!(short[0], short[1]);
-        // Two places for what is longer than the half of a lap, and one for what does not stay in caches anyway.
-        let starts = |bytes| {
+    fn data_go_around_and_do_not_overlap_those_just_before() {
+        let starts = |bytes: usize| -> std::collections::BTreeSet<usize> {
             let mut staging = Staging::new(2, MIB, 32 * MIB);
-            [(); 3].map(|()| staging.take(bytes).start)
+            (0..100).map(|_| staging.take(bytes).start).collect()
         };
-        let [one, two, three] = starts(2 * MIB);
-        assert!(one == three && two >= one + 2 * MIB);
-        let [one, two, three] = starts(2 * MIB + 1);
-        assert!(one == two && two == three);
-    }
-
-    #[test]
-    fn data_of_any_lengths_do_not_overlap_those_just_before() {
-        let mut numbers = Numbers(7);
+        // Short ones stay in few lines, of longer ones there are two places at least, and one of those that are in no cache anyway.
+        for (bytes, places) in [
+            (LONG - 1, SHORT_PLACES),
+            (64 << 10, 32),
+            (2 * MIB, 2),
+            (2 * MIB + 1, 1),
+        ] {
+            assert_eq!(starts(bytes).len(), places, "{bytes}");
+        }
+        let (mut numbers, mut before) = (Numbers(7), 0..0);
         let mut staging = Staging::new(4, MIB, 32 * MIB);
-        let mut before = 0..0;
         for _ in 0..10_000 {
             let most = 1 << numbers.below(20);
             let bytes = numbers.below(most);
             let place = staging.take(bytes);
-            assert_eq!(place.len(), bytes);
-            assert!(place.start.is_multiple_of(ALIGN));
+            assert!(place.len() == bytes && place.start.is_multiple_of(ALIGN));
             assert!(place.end <= SHORT + 2 * MIB);
             assert!(place.is_empty() || place.end <= before.start || before.end <= place.start);
             before = place;

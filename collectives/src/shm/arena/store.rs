@@ -10,7 +10,7 @@ use super::way::{Way, is_given_as_it_is, rows};
 use super::{Arena, BLOCK, Open, Stage};
 use crate::copy;
 use crate::element::{self, Element};
-use crate::operation::{OperationKind, element_size};
+use crate::operation::OperationKind;
 use crate::reduce;
 use crate::schedule::Counts;
 
@@ -48,7 +48,7 @@ impl Arena {
             return;
         }
         let operation = &open.operation;
-        let size = element_size(operation);
+        let size = operation.element_size();
         let count = operation.count as usize;
         let root = operation.root.unwrap_or(0) as usize;
         let is_root = self.me == root;
@@ -141,7 +141,7 @@ impl Arena {
         into: &mut [T],
     ) {
         let operation = &open.operation;
-        let size = element_size(operation);
+        let size = operation.element_size();
         let all = into.len() * size * self.world;
         if rank == self.me && !input.is_empty() && is_given_as_it_is(operation) {
             let from = &input[at * size..(at + into.len()) * size];
@@ -180,7 +180,7 @@ impl Arena {
             }
             return;
         }
-        let size = element_size(&open.operation);
+        let size = open.operation.element_size();
         self.blocks.reserve(BLOCK);
         let blocks = self.blocks.bytes_mut();
         if matches!(place, Place::Inline(_)) {
@@ -209,7 +209,7 @@ impl Arena {
         result: &mut [T],
     ) {
         let operation = &open.operation;
-        let size = element_size(operation);
+        let size = operation.element_size();
         let bytes = range.start * size..range.end * size;
         let start = range.start;
         let wire = operation.wire;
@@ -248,8 +248,11 @@ impl Arena {
     }
 }
 
+/// The shortest results that are written past the caches, whatever the last cache holds.
+const STREAMED: usize = 8 << 20;
+
 /// Results from this length on are written past the caches: they are much longer than what the last cache holds.
 pub(super) fn streams_from() -> usize {
     static FROM: OnceLock<usize> = OnceLock::new();
-    *FROM.get_or_init(|| reduce::STREAM_FROM.max(caches::last() / 4))
+    *FROM.get_or_init(|| STREAMED.max(caches::last() / 4))
 }

@@ -20,7 +20,7 @@ use super::way::{Way, is_given_as_it_is, rows};
 use crate::copy;
 use crate::element::DType;
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
+use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 use crate::shape::Mark;
 
@@ -81,11 +81,11 @@ impl Stream {
             && (operation.kind != OperationKind::ReduceScatter || operation.rows >= world as u64);
         let each = usize::try_from(operation.count)
             .ok()?
-            .checked_mul(element_size(operation))?;
+            .checked_mul(operation.element_size())?;
         let root = operation.root.map(|root| root as usize);
         let combined = (operation.kind == OperationKind::ReduceScatter).then(|| {
             let rows = rows(operation, world);
-            let width = rows.width * element_size(operation);
+            let width = rows.width * operation.element_size();
             Rows { width, ..rows }
         });
         let each = combined.map_or(each, |rows| rows.of(0));

@@ -7,7 +7,7 @@ use super::Arena;
 use super::rounds::Rounds;
 use super::staging;
 use super::stream::{Stream, window};
-use crate::operation::{Operation, OperationKind, ReduceOp, element_size};
+use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 
 /// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
@@ -62,7 +62,7 @@ impl Way {
         }
         let Some(bytes) = usize::try_from(operation.count)
             .ok()
-            .and_then(|count| count.checked_mul(element_size(operation)))
+            .and_then(|count| count.checked_mul(operation.element_size()))
             .filter(|bytes| *bytes <= (AREA - staging::BEFORE) / world)
         else {
             return Self::Agree;
@@ -174,7 +174,7 @@ impl Arena {
                 let Some(&[start, end]) = offsets.get(self.me..self.me + 2) else {
                     return None;
                 };
-                self.needed(operation, (end - start) * element_size(operation))
+                self.needed(operation, (end - start) * operation.element_size())
             }
             _ => bytes,
         })
@@ -223,7 +223,7 @@ impl Arena {
         match operation.kind {
             OperationKind::ReduceScatter => {
                 let own = rows(operation, world).span(me as u32);
-                let size = element_size(operation);
+                let size = operation.element_size();
                 own.start * size..own.end() * size
             }
             OperationKind::AllToAll | OperationKind::Scatter => {
@@ -242,7 +242,7 @@ impl Arena {
 
     #[inline]
     pub(super) fn length(operation: &Operation) -> usize {
-        operation.count as usize * element_size(operation)
+        operation.count as usize * operation.element_size()
     }
 }
 

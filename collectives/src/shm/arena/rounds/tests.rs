@@ -1,21 +1,12 @@
 //! Slices and places are where they should be, every order of steps gives every rank the sum, and who gives up has its input.
 
-use super::super::super::map::{Map, Owner};
-use super::super::Own;
-use super::super::numbers::Numbers;
+use kolo_transport::ids::Rank;
+
 use super::*;
-use kolo_transport::ids::{Generation, JobId, Rank};
-use std::os::fd::AsFd;
+use crate::shm::bed::{self, tag};
 
 fn sum(length: usize) -> Operation {
-    Operation {
-        reduce: Some(ReduceOp::Sum),
-        ..Operation::new(OperationKind::AllReduce, Some(DType::U8), length as u64)
-    }
-}
-
-const fn tag(operation: u64) -> Tag {
-    Tag::new(0, operation)
+    bed::sum(length as u64)
 }
 
 #[test]
@@ -75,166 +66,14 @@ fn what_is_short_or_converted_or_no_number_is_not_done_in_rounds() {
     );
 }
 
-/// Ranks with their data.
+/// Ranks with their data: the bytes of rank r are r + 1.
 fn ranks(world: usize, crowded: bool, length: usize) -> Vec<(Arena, Vec<u8>)> {
-    let owner = Owner {
-        job: JobId(1),
-        generation: Generation(0),
-        world: world as u32,
-    };
-    let (_map, descriptor) = Map::create(owner, crowded).unwrap();
-    (0..world)
-        .map(|me| {
-            let map = Map::open(descriptor.as_fd(), owner).unwrap();
-            (Arena::new(Arc::new(map), me as u32), data(me, length))
-        })
-        .collect()
-}
-
-/// Bytes after which everything is the same again: no multiple of a slice.
-const PERIOD: usize = 65_521;
-
-fn repeated(length: usize, byte: impl Fn(usize) -> u8) -> Vec<u8> {
-    let period: Vec<u8> = (0..PERIOD).map(byte).collect();
-    let mut data = period.repeat(length.div_ceil(PERIOD));
-    data.truncate(length);
-    data
-}
-
-fn byte(me: usize, at: usize) -> u8 {
-    (at * 7 + at / 251 + me * 31) as u8
+    let of = |(me, arena)| (arena, data(me, length));
+    (0..).zip(bed::ranks(world, crowded)).map(of).collect()
 }
 
 fn data(me: usize, length: usize) -> Vec<u8> {
-    repeated(length, |at| byte(me, at))
-}
-
-fn total(world: usize, length: usize) -> Vec<u8> {
-    let sum = |at| (0..world).fold(0, |sum: u8, me| sum.wrapping_add(byte(me, at)));
-    repeated(length, sum)
-}
-
-#[test]
-fn every_order_of_steps_gives_every_rank_the_sum() {
-    let mut numbers = Numbers(3);
-    for world in [2, 3] {
-        let length = LEAST + piece(world) + 12_345;
-        let (request, expected) = (sum(length), total(world, length));
-        let mut ranks = ranks(world, false, length);
-        // Twice in a row, in one buffer and in two: one may be in the second one while others are in the first one.
-        let mut results = vec![vec![0; length]; world];
-        let mut begun = vec![0_u64; world];
-        let mut ended = vec![0_u64; world];
-        while ended.iter().any(|ended| *ended < 2) {
-            let me = numbers.below(world);
-            let (arena, data) = &mut ranks[me];
-            if ended[me] == 2 {
-                continue;
-            }
-            let result = &mut results[me];
-            let begins = begun[me] == ended[me];
-            begun[me] += u64::from(begins);
-            let outcome = match (begun[me], begins) {
-                (1, true) => arena.begin(tag(1), &request, false, &[], data, result),
-                (1, false) => arena.advance(data, result),
-                (_, true) => arena.begin_in_place(tag(2), &request, false, data, true),
-                (_, false) => arena.advance(&[], data),
-            };
-            if outcome.unwrap() == Outcome::Ready {
-                let has = if begun[me] == 1 { &*result } else { &*data };
-                assert!(*has == expected, "rank {me} of {world}");
-                assert!(!arena.lacks((me as u32 + 1) % world as u32));
-                arena.store::<u8>(&[], Own::Given, &mut []);
-                ended[me] += 1;
-            }
-        }
-    }
-}
-
-/// Only the root has one, in its own buffer or another one.
-#[test]
-fn every_order_of_steps_gives_the_root_of_a_reduce_the_sum() {
-    let mut numbers = Numbers(8);
-    for (world, root) in [(2, 1), (3, 0)] {
-        let length = LEAST + 77;
-        let request = Operation {
-            kind: OperationKind::Reduce,
-            root: Some(root as u32),
-            ..sum(length)
-        };
-        let mut ranks = ranks(world, false, length);
-        for (operation, in_place) in [(1, false), (2, true)] {
-            let mut result = vec![0; length];
-            let mut begun = vec![false; world];
-            let mut ended = vec![false; world];
-            while ended.contains(&false) {
-                let me = numbers.below(world);
-                let (arena, data) = &mut ranks[me];
-                if ended[me] {
-                    continue;
-                }
-                let begins = !std::mem::replace(&mut begun[me], true);
-                let outcome = match (me == root, in_place, begins) {
-                    (true, true, true) => {
-                        arena.begin_in_place(tag(operation), &request, false, data, true)
-                    }
-                    (true, true, false) => arena.advance(&[], data),
-                    (is_root, _, begins) => {
-                        let into: &mut [u8] = if is_root { &mut result } else { &mut [] };
-                        if begins {
-                            arena.begin(tag(operation), &request, false, &[], data, into)
-                        } else {
-                            arena.advance(data, into)
-                        }
-                    }
-                };
-                if outcome.unwrap() == Outcome::Ready {
-                    arena.store::<u8>(&[], Own::Given, &mut []);
-                    ended[me] = true;
-                }
-            }
-            for (me, (_, data)) in ranks.iter_mut().enumerate() {
-                let has = if in_place { &*data } else { &result };
-                if me == root {
-                    assert!(*has == total(world, length), "root {root} of {world}");
-                } else {
-                    assert!(*data == self::data(me, length), "rank {me} has no result");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_root_whose_reduce_is_given_up_has_its_input() {
-    let length = LEAST + 5;
-    let request = Operation {
-        kind: OperationKind::Reduce,
-        root: Some(0),
-        ..sum(length)
-    };
-    let mut ranks = ranks(2, false, length);
-    let [(root, data), (other, given)] = &mut ranks[..] else {
-        panic!("there are two");
-    };
-    root.begin_in_place(tag(1), &request, false, data, true)
-        .unwrap();
-    other
-        .begin(tag(1), &request, false, &[], given, &mut [])
-        .unwrap();
-    for _ in 0..9 {
-        assert_eq!(root.advance(&[], data), Ok(Outcome::Pending));
-        assert_eq!(other.advance(given, &mut []), Ok(Outcome::Pending));
-    }
-    assert!(
-        *data != self::data(0, length),
-        "it has a part of the result"
-    );
-    other.leave();
-    assert_eq!(root.advance(&[], data), Ok(Outcome::Pending));
-    root.undo(data);
-    root.leave();
-    assert!(*data == self::data(0, length));
+    vec![me as u8 + 1; length]
 }
 
 /// And it is the one that is waited for, until it comes to the next operation.
@@ -292,7 +131,7 @@ fn a_rank_that_leaves_in_the_middle_has_its_input_and_is_late() {
             ready += usize::from(arena.advance(&[], data) == Ok(Outcome::Ready));
         }
     }
-    let expected = total(3, length);
+    let expected = vec![6; length];
     assert!(ranks.iter().all(|(_, data)| *data == expected));
 }
 

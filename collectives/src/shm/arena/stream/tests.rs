@@ -1,14 +1,12 @@
 //! Pieces are where they should be, and every order of steps gives every rank what is its.
 
-use super::super::super::map::{Map, Owner};
-use super::super::Own;
-use super::super::numbers::Numbers;
+use std::sync::Arc;
+
+use kolo_transport::ids::Rank;
+
 use super::super::{Arena, Outcome};
 use super::*;
-use crate::operation::Tag;
-use kolo_transport::ids::{Generation, JobId};
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use crate::shm::bed::{self, tag};
 
 const KINDS: [OperationKind; 6] = [
     OperationKind::Broadcast,
@@ -118,200 +116,84 @@ fn what_is_short_or_converted_or_an_object_is_no_stream() {
     assert_eq!(Stream::of(&reduced, 2), None);
 }
 
-fn byte(from: usize, to: usize, at: usize) -> u8 {
-    (at * 7 + at / 251 + from * 31 + to * 59) as u8
-}
-
-/// One rank's buffers, and what shall be in the second one.
-struct Rank {
-    arena: Arena,
-    input: Vec<u8>,
-    result: Vec<u8>,
-    expected: Vec<u8>,
-}
-
-fn ranks(world: usize, request: &Operation) -> Vec<Rank> {
-    let owner = Owner {
-        job: JobId(1),
-        generation: Generation(0),
-        world: world as u32,
-    };
-    let (_map, descriptor) = Map::create(owner, false).unwrap();
-    let stream = Stream::of(request, world).unwrap();
-    // Of one for all, `to` is the giver itself.
-    let given = |from: usize, to: usize| {
-        let all = 0..stream.length(to);
-        let to = if stream.is_split { to } else { from };
-        all.map(move |at| byte(from, to, at))
-    };
-    (0..world)
-        .map(|me| {
-            let (input, result) = stream.lengths(world, me);
-            let to_all = 0..if stream.is_split { world } else { 1 };
-            let data = to_all.flat_map(|to| given(me, to)).collect::<Vec<_>>();
-            let from: Vec<usize> = match stream.from {
-                Some(from) => vec![from],
-                None => (0..world).collect(),
-            };
-            let expected: Vec<u8> = if stream.combined.is_some() {
-                let sum =
-                    |at| (0..world).fold(0_u8, |sum, from| sum.wrapping_add(byte(from, me, at)));
-                (0..stream.length(me)).map(sum).collect()
-            } else {
-                from.into_iter().flat_map(|from| given(from, me)).collect()
-            };
-            Rank {
-                arena: Arena::new(
-                    Arc::new(Map::open(descriptor.as_fd(), owner).unwrap()),
-                    me as u32,
-                ),
-                input: data[..input].to_vec(),
-                result: vec![0; result],
-                expected: expected.into_iter().take(result).collect(),
-            }
-        })
-        .collect()
-}
-
-#[test]
-fn every_order_of_steps_gives_every_rank_what_is_its() {
-    let mut numbers = Numbers(5);
-    for (kind, world) in KINDS
-        .into_iter()
-        .flat_map(|kind| [2, 3, 5].map(|world| (kind, world)))
-    {
-        let bytes = least(kind) + numbers.below(2 * window(world));
-        let root = numbers.below(world);
-        let request = operation(kind, count(kind, bytes, world), root);
-        let mut ranks = ranks(world, &request);
-        // Several in a row: one may be in the next one while others are in this one.
-        let mut begun = vec![0_u64; world];
-        let mut ended = vec![0_u64; world];
-        while ended.iter().any(|ended| *ended < 3) {
-            let me = numbers.below(world);
-            let Rank {
-                arena,
-                input,
-                result,
-                expected,
-            } = &mut ranks[me];
-            if ended[me] == 3 {
-                continue;
-            }
-            let outcome = if begun[me] == ended[me] {
-                begun[me] += 1;
-                result.fill(0);
-                let tag = Tag::new(0, begun[me]);
-                arena.begin(tag, &request, false, &[], input, result)
-            } else {
-                arena.advance(input, result)
-            };
-            if outcome.unwrap() == Outcome::Ready {
-                assert!(result == expected, "{request} on rank {me} of {world}");
-                assert!(!arena.lacks((me as u32 + 1) % world as u32));
-                arena.store::<u8>(&[], Own::At(input), result);
-                ended[me] += 1;
-            }
-        }
-    }
+/// Each with its input and its result, of an all-gather: the bytes of rank r are r.
+fn ranks(world: usize, length: usize) -> Vec<(Arena, Vec<u8>, Vec<u8>)> {
+    let of = |(me, arena)| (arena, vec![me; length], vec![0; world * length]);
+    (0..).zip(bed::ranks(world, false)).map(of).collect()
 }
 
 /// A rank that gives up in the middle keeps its pieces until nobody reads them any more, and is the one that is waited for.
 #[test]
 fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
-    let request = operation(OperationKind::AllGather, 3 * window(3), 0);
-    let mut ranks = ranks(3, &request);
-    let tag = |operation| Tag::new(0, operation);
+    let length = 3 * window(3);
+    let request = operation(OperationKind::AllGather, length, 0);
+    let mut ranks = ranks(3, length);
+    let begin = |(arena, input, result): &mut (Arena, Vec<u8>, Vec<u8>), number| {
+        let begun = arena.begin(tag(number), &request, false, &[], input, result);
+        begun.unwrap()
+    };
+    let step = |(arena, input, result): &mut (Arena, Vec<u8>, Vec<u8>)| {
+        arena.advance(input, result).unwrap()
+    };
     for rank in &mut ranks {
-        rank.arena
-            .begin(tag(1), &request, false, &[], &rank.input, &mut rank.result)
-            .unwrap();
+        begin(rank, 1);
     }
-    let step = |rank: &mut Rank| rank.arena.advance(&rank.input, &mut rank.result).unwrap();
     // Rank 2 gives some pieces and no more.
-    for me in [0, 1, 2] {
+    for rank in &mut ranks {
+        assert_eq!(step(rank), Outcome::Pending);
+    }
+    ranks[2].0.leave();
+    assert_eq!(begin(&mut ranks[2], 2), Outcome::Pending);
+    for me in [0, 1, 2].repeat(20) {
         assert_eq!(step(&mut ranks[me]), Outcome::Pending);
     }
-    ranks[2].arena.leave();
-    let again = {
-        let rank = &mut ranks[2];
-        rank.arena
-            .begin(tag(2), &request, false, &[], &rank.input, &mut rank.result)
-            .unwrap()
-    };
-    assert_eq!(again, Outcome::Pending);
-    for _ in 0..20 {
-        for me in [0, 1, 2] {
-            assert_eq!(step(&mut ranks[me]), Outcome::Pending);
-        }
-    }
-    for me in [0, 1] {
-        assert_eq!(
-            ranks[me].arena.late(),
-            [kolo_transport::ids::Rank(2)],
-            "rank {me}"
-        );
-        assert!(ranks[me].arena.lacks(2) && ranks[me].arena.lacks(1 - me as u32));
+    for (me, (arena, ..)) in ranks[..2].iter().enumerate() {
+        assert_eq!(arena.late(), [Rank(2)], "rank {me}");
+        assert!(arena.lacks(2) && arena.lacks(1 - me as u32));
     }
     // When they have left, it goes on.
-    assert_eq!(ranks[2].arena.late().len(), 2);
-    for me in [0, 1] {
-        ranks[me].arena.leave();
+    assert_eq!(ranks[2].0.late().len(), 2);
+    for rank in &mut ranks[..2] {
+        rank.0.leave();
     }
-    for me in [0, 1] {
-        let rank = &mut ranks[me];
-        rank.arena
-            .begin(tag(2), &request, false, &[], &rank.input, &mut rank.result)
-            .unwrap();
+    for rank in &mut ranks[..2] {
+        begin(rank, 2);
     }
-    let mut ready = [false; 3];
-    while ready != [true; 3] {
-        for me in 0..3 {
-            ready[me] = step(&mut ranks[me]) == Outcome::Ready;
-        }
-    }
-    for rank in &ranks {
-        assert!(rank.result == rank.expected);
-    }
+    while !ranks
+        .iter_mut()
+        .fold(true, |all, rank| (step(rank) == Outcome::Ready) && all)
+    {}
+    let expected = [0, 1, 2].map(|rank| vec![rank; length]).concat();
+    assert!(ranks.iter().all(|(.., result)| *result == expected));
 }
 
 #[test]
 fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
     let request = operation(OperationKind::AllGather, window(2), 0);
-    let mut ranks = ranks(2, &request);
-    let rank = &mut ranks[0];
-    let tag = Tag::new(0, 1);
-    let error = rank
-        .arena
-        .begin(tag, &request, false, &[], &rank.input, &mut [0; 5])
-        .unwrap_err();
-    assert!(error.to_string().contains("5 bytes"), "{error}");
-    assert!(!rank.arena.is_open());
+    let (arena, input, _) = &mut ranks(2, window(2))[0];
+    let begun = arena.begin(tag(1), &request, false, &[], input, &mut [0; 5]);
+    let error = begun.unwrap_err().to_string();
+    assert!(error.contains("5 bytes") && !arena.is_open(), "{error}");
 }
 
 /// Whatever a peer writes in its words and its window, only what is in them changes.
 #[test]
 fn a_peers_counts_move_nothing_out_of_its_place() {
-    let request = operation(OperationKind::AllToAll, 4 << 20, 0);
-    let mut ranks = ranks(2, &request);
-    let tag = Tag::new(0, 1);
-    for rank in &mut ranks {
-        rank.arena
-            .begin(tag, &request, false, &[], &rank.input, &mut rank.result)
-            .unwrap();
+    let length = 1 << 20;
+    let request = operation(OperationKind::AllGather, length, 0);
+    let mut ranks = ranks(2, length);
+    for (arena, input, result) in &mut ranks {
+        let begun = arena.begin(tag(1), &request, false, &[], input, result);
+        assert_eq!(begun, Ok(Outcome::Pending));
     }
-    let map = Arc::clone(&ranks[1].arena.map);
-    let rank = &mut ranks[0];
+    let map = Arc::clone(&ranks[1].0.map);
+    let (arena, input, result) = &mut ranks[0];
     for value in [u64::MAX, u64::MAX - 3, 1 << 63] {
         map.given(1).set(value);
         map.taken(1).set(value);
-        rank.arena.advance(&rank.input, &mut rank.result).unwrap();
+        arena.advance(input, result).unwrap();
     }
     // All that it could take, from a rank that says that it has given all.
-    assert_eq!(
-        rank.arena.advance(&rank.input, &mut rank.result),
-        Ok(Outcome::Ready)
-    );
-    let own = rank.expected.len() / 2;
-    assert!(rank.result[..own] == rank.expected[..own]);
+    assert_eq!(arena.advance(input, result), Ok(Outcome::Ready));
+    assert!(result[..length] == input[..]);
 }
