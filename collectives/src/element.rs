@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-/// A type of elements, as the header of a frame names it.
+/// A type of elements, as the header of a frame names it: by its place here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -79,21 +79,7 @@ impl DType {
 
     /// Horovod's numbers 0 to 9, then kolo's own.
     pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::U8 => 0,
-            Self::I8 => 1,
-            Self::U16 => 2,
-            Self::I16 => 3,
-            Self::I32 => 4,
-            Self::I64 => 5,
-            Self::F16 => 6,
-            Self::F32 => 7,
-            Self::F64 => 8,
-            Self::Bool => 9,
-            Self::Bf16 => 10,
-            Self::U32 => 11,
-            Self::U64 => 12,
-        }
+        self as u8
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {

@@ -151,17 +151,29 @@ impl<R> Handle<R> {
     /// What the operation ended with, and its input, as it was, if it is an operation in place (all-reduce, reduce,
     /// broadcast, send). A broadcast's buffer on a rank that is not the root is no input: it may hold a part of the result.
     pub fn wait_or_reclaim(self) -> Result<R, Failure<R>> {
+        loop {
+            if let Some(result) = self.wait_until(None) {
+                return result;
+            }
+        }
+    }
+
+    /// What the operation ended with, if it has by then.
+    fn wait_until(&self, until: Option<Instant>) -> Option<Ended<R>> {
         let mut state = self.shared.lock();
         loop {
             if let Some(result) = state.result.take() {
-                return result;
+                return Some(result);
             }
             assert!(!state.taken, "{TAKEN}");
-            state = self
-                .shared
-                .ended
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let left = until.map_or(Duration::MAX, |until| {
+                until.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.shared.ended.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -185,29 +197,9 @@ impl<R> Handle<R> {
     ///
     /// The handle, if the operation has not ended.
     pub fn wait_for(self, limit: Duration) -> Result<Result<R, CollectiveError>, Self> {
-        let until = Instant::now().checked_add(limit);
-        {
-            let mut state = self.shared.lock();
-            loop {
-                if let Some(result) = state.result.take() {
-                    return Ok(result.map_err(|failure| failure.error));
-                }
-                assert!(!state.taken, "{TAKEN}");
-                let left = until.map_or(Duration::MAX, |until| {
-                    until.saturating_duration_since(Instant::now())
-                });
-                if left.is_zero() {
-                    break;
-                }
-                state = self
-                    .shared
-                    .ended
-                    .wait_timeout(state, left)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-            }
-        }
-        Err(self)
+        let ended = self.wait_until(Instant::now().checked_add(limit));
+        let ended = ended.map(|ended| ended.map_err(|failure| failure.error));
+        ended.ok_or(self)
     }
 }
 

@@ -117,17 +117,9 @@ impl Operation {
     /// Whether a rank could be done before all others have begun: then it waits for their word that they ask for the
     /// same.
     pub(crate) fn wants_consent(&self) -> bool {
-        match self.kind {
-            OperationKind::Broadcast
-            | OperationKind::Reduce
-            | OperationKind::Gather
-            | OperationKind::GatherVarcount
-            | OperationKind::Scatter
-            | OperationKind::ScatterVarcount => true,
-            // What goes before the values is only taken together with them.
-            OperationKind::SendReceive => Mark::of(self.shape).is_none(),
-            _ => false,
-        }
+        // What goes before the values of a send is only taken together with them.
+        let is_head = self.kind == OperationKind::SendReceive && Mark::of(self.shape).is_some();
+        self.kind.root().is_some() && !is_head
     }
 
     /// Whether it is a part of something that a rank without data can't take part in.
@@ -209,23 +201,13 @@ impl Operation {
     /// Whether it is one that a rank may ask for: all that this rank knows of it came from a peer.
     pub(crate) fn is_sound(&self, world: u32) -> bool {
         use OperationKind as K;
-        let has_root = matches!(
-            self.kind,
-            K::Broadcast
-                | K::Reduce
-                | K::Gather
-                | K::GatherVarcount
-                | K::Scatter
-                | K::ScatterVarcount
-                | K::SendReceive
-        );
+        let has_root = self.kind.root().is_some();
         let lengths = matches!(Mark::of(self.shape), Some(Mark::Lengths { .. }));
         // Of a gather of lengths, the root of the operation that they are for.
         let root = match self.root {
             Some(root) => root < world && (has_root || lengths),
             None => !has_root,
         };
-        let reduces = matches!(self.kind, K::AllReduce | K::Reduce | K::ReduceScatter);
         let wire = match self.wire {
             None => true,
             Some(DType::F16 | DType::Bf16) => {
@@ -246,7 +228,7 @@ impl Operation {
             && rows
             && one
             && numbers
-            && self.reduce.is_some() == reduces
+            && self.reduce.is_some() == self.kind.reduces()
             && self.dtype.is_some() == (self.kind != K::Barrier)
             && self.check(world).is_ok()
     }
@@ -307,12 +289,7 @@ impl fmt::Display for Operation {
             (_, rows) => write!(f, " in {rows} rows")?,
         }
         if let Some(root) = self.root.filter(|_| !is_pair) {
-            let way = match self.kind {
-                OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount => {
-                    "to"
-                }
-                _ => "from",
-            };
+            let way = self.kind.root().unwrap_or("from");
             write!(f, " {way} root {root}")?;
         }
         if !self.prescale.is_one() {

@@ -196,6 +196,44 @@ impl State {
         record.filter(|record| record.number == number)
     }
 
+    /// The record of one more operation, which is under way.
+    fn next(
+        &mut self,
+        (group, tag): (GroupId, Tag),
+        operation: Operation,
+        name: ShortName,
+        (asked, started): (Duration, Duration),
+    ) -> Record {
+        let number = self.next;
+        self.next += 1;
+        Record {
+            number,
+            group,
+            tag,
+            operation,
+            name,
+            asked,
+            started,
+            ended: Duration::ZERO,
+            outcome: Outcome::Running,
+            lanes: Lanes::default(),
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// An operation has ended after this time.
+    fn count(&mut self, operation: &Operation, well: bool, time: Duration) {
+        let count = &mut self.operations[usize::from(operation.kind.code())];
+        if well {
+            count.done += 1;
+            count.bytes += operation.bytes();
+        } else {
+            count.failed += 1;
+        }
+        count.time += time;
+    }
+
     fn keep(&mut self, record: Record) {
         if self.ring.len() < KEPT {
             if self.ring.is_empty() {
@@ -253,34 +291,19 @@ impl Recorder {
     /// An operation that was `asked` for has its turn, and has `started`.
     pub(crate) fn begin(
         &self,
-        (group, tag): (GroupId, Tag),
+        place: (GroupId, Tag),
         operation: Operation,
         name: ShortName,
         (asked, started): (Instant, Instant),
     ) -> Begun {
-        let (asked, started) = (self.clock(asked), self.clock(started));
+        let times = (self.clock(asked), self.clock(started));
         let mut state = self.lock();
-        let number = state.next;
-        state.next += 1;
-        let record = Record {
-            number,
-            group,
-            tag,
-            operation,
-            name,
-            asked,
-            started,
-            ended: Duration::ZERO,
-            outcome: Outcome::Running,
-            lanes: Lanes::default(),
-            sent: 0,
-            received: 0,
-        };
+        let record = state.next(place, operation, name, times);
         state.keep(record);
         Begun {
-            number,
+            number: record.number,
             operation,
-            started,
+            started: record.started,
         }
     }
 
@@ -299,37 +322,19 @@ impl Recorder {
     /// An operation in shared memory that is done already.
     pub(crate) fn done(
         &self,
-        (group, tag): (GroupId, Tag),
+        place: (GroupId, Tag),
         operation: Operation,
         name: ShortName,
         (asked, started): (Instant, Instant),
     ) {
-        let (asked, started) = (self.clock(asked), self.clock(started));
+        let times = (self.clock(asked), self.clock(started));
         let ended = self.clock(Instant::now());
-        let mut lanes = Lanes::default();
-        lanes.insert("shm");
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        let number = state.next;
-        state.next += 1;
-        let record = Record {
-            number,
-            group,
-            tag,
-            operation,
-            name,
-            asked,
-            started,
-            ended,
-            outcome: Outcome::Done,
-            lanes,
-            sent: 0,
-            received: 0,
-        };
-        let count = &mut state.operations[usize::from(operation.kind.code())];
-        count.done += 1;
-        count.bytes += record.bytes();
-        count.time += ended.saturating_sub(started);
+        let mut state = self.lock();
+        let mut record = state.next(place, operation, name, times);
+        record.ended = ended;
+        record.outcome = Outcome::Done;
+        record.lanes.insert("shm");
+        state.count(&operation, true, ended.saturating_sub(record.started));
         state.keep(record);
     }
 
@@ -361,14 +366,8 @@ impl Recorder {
                 peer.add(moved);
             }
         }
-        let count = &mut state.operations[usize::from(begun.operation.kind.code())];
-        if well {
-            count.done += 1;
-            count.bytes += begun.operation.bytes();
-        } else {
-            count.failed += 1;
-        }
-        count.time += now.saturating_sub(begun.started);
+        let time = now.saturating_sub(begun.started);
+        state.count(&begun.operation, well, time);
         // It may have been overwritten, if thousands ran beside it.
         if let Some(record) = state.record(begun.number) {
             record.ended = now;

@@ -8,9 +8,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use common::value::{Value, combined, input};
+use common::value::{Value, combined, for_each_type, input};
 use common::{Fault, Group, Kind, until};
-use half::{bf16, f16};
 use kolo_collectives::record::{Outcome, Record};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
@@ -41,6 +40,7 @@ fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
     }
 }
 
+/// Horovod: `test_horovod_join_allreduce` and `test_horovod_join_last_joined_rank`.
 #[test]
 fn a_rank_that_joined_gives_what_changes_nothing() {
     for (kind, world) in [2, 3, 4, 5, 8]
@@ -54,20 +54,11 @@ fn a_rank_that_joined_gives_what_changes_nothing() {
             let group = Group::new(kind, world);
             let last = group.run(|comm| {
                 if !gone.contains(&comm.rank().0) {
-                    for length in [1, 7] {
-                        reduce_without::<bool>(comm, gone, length);
-                        reduce_without::<u8>(comm, gone, length);
-                        reduce_without::<i8>(comm, gone, length);
-                        reduce_without::<u16>(comm, gone, length);
-                        reduce_without::<i16>(comm, gone, length);
-                        reduce_without::<u32>(comm, gone, length);
-                        reduce_without::<i32>(comm, gone, length);
-                        reduce_without::<u64>(comm, gone, length);
-                        reduce_without::<i64>(comm, gone, length);
-                        reduce_without::<f16>(comm, gone, length);
-                        reduce_without::<bf16>(comm, gone, length);
-                        reduce_without::<f32>(comm, gone, length);
-                        reduce_without::<f64>(comm, gone, length);
+                    for (length, without) in [1, 7]
+                        .into_iter()
+                        .flat_map(|length| for_each_type!(reduce_without).map(|one| (length, one)))
+                    {
+                        without(comm, gone, length);
                     }
                 }
                 comm.join().unwrap()
@@ -101,6 +92,16 @@ fn by_every_algorithm_and_on_lanes_that_hold_little() {
                     got.map(|got| got.values),
                     (comm.rank() == root).then(|| vec![0, 2, 3, 5])
                 );
+                let me = comm.rank().0;
+                let buffers = [&[me][..], &[], &[me; 2]];
+                let got = comm.all_gather_grouped(&buffers).unwrap();
+                assert_eq!(got[0].values, [0, 2, 3, 5]);
+                assert_eq!(got[1].counts, [0; 6]);
+                assert_eq!(got[2].counts, [2, 0, 2, 2, 0, 2]);
+                let buffers: [(&[u64], usize); 2] = [(&[1; 6], 6), (&[2; 5], 5)];
+                let got = comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum);
+                let rows = comm.rows_of(5, comm.rank()).len();
+                assert_eq!(got.unwrap(), [vec![4], vec![8; rows]]);
                 let got: String = comm
                     .broadcast_object((comm.rank() == root).then(|| "x".repeat(500)), root)
                     .unwrap();
@@ -173,18 +174,6 @@ fn operations_that_have_begun_in_shared_memory_go_on_without_a_rank_that_joined(
                     .unwrap();
                 assert!(rows.iter().all(|value| *value == 3), "{rows:?}");
                 comm.barrier().unwrap();
-                // A rank without data has no share of one length.
-                let refused = [
-                    comm.all_gather(&[me]).map(drop),
-                    comm.gather(&[me], Rank(2)).map(drop),
-                    comm.scatter(&[me; 3][..if me == 0 { 3 } else { 0 }], 1, Rank(0))
-                        .map(drop),
-                    comm.all_to_all(&[me; 3]).map(drop),
-                ];
-                for result in refused {
-                    let error = result.unwrap_err().to_string();
-                    assert!(error.contains("rank 1 has joined"), "{kind:?}: {error}");
-                }
                 comm.join().unwrap();
             }
         });
@@ -269,41 +258,60 @@ fn adasum_without_a_rank_is_that_of_the_others() {
     });
 }
 
+/// They fail at once, by their own names, the others go on, and the rank that joined stays. Horovod: `test_horovod_join_allgather` and
+/// `test_horovod_join_broadcast`.
 #[test]
 fn what_a_rank_without_data_can_not_do_fails_on_the_others_and_they_go_on() {
     type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let impossible: [Body; 6] = [
-        |comm| comm.all_gather(&[1_u8]).map(drop),
-        |comm| comm.all_to_all(&[1_u8; 3]).map(drop),
-        |comm| comm.gather(&[1_u8], Rank(0)).map(drop),
-        |comm| comm.scatter(&[1_u8; 3], 1, Rank(0)).map(drop),
-        |comm| comm.broadcast(&mut [1_u8], Rank(1)),
-        |comm| comm.reduce(&mut [1_u8], ReduceOp::Sum, Rank(1)),
+    let cases: [(&str, Body); 9] = [
+        ("all_gather of 1 u8", |comm| {
+            comm.all_gather(&[1_u8]).map(drop)
+        }),
+        ("all_to_all of 1 u8", |comm| {
+            comm.all_to_all(&[1_u8; 3]).map(drop)
+        }),
+        ("gather of 1 u8 to root 0", |comm| {
+            comm.gather(&[1_u8], Rank(0)).map(drop)
+        }),
+        ("scatter of 1 u8 from root 0", |comm| {
+            comm.scatter(&[1_u8; 3], 1, Rank(0)).map(drop)
+        }),
+        ("broadcast of 1 u8 from root 1", |comm| {
+            comm.broadcast(&mut [1_u8], Rank(1))
+        }),
+        ("reduce(sum) of 1 u8 to root 1", |comm| {
+            comm.reduce(&mut [1_u8], ReduceOp::Sum, Rank(1))
+        }),
+        ("split", |comm| comm.split(Some(1), 0).map(drop)),
+        ("trace", |comm| comm.trace().map(drop)),
+        ("buffer of f32, shape [9]", |comm| {
+            comm.buffer::<f32>(9).map(drop)
+        }),
     ];
-    let group = Group::new(Kind::Unix, 3);
-    group.run(|comm| {
-        if comm.rank() != Rank(1) {
-            for body in impossible {
-                let error = body(comm).unwrap_err();
-                let CollectiveError::PeerFailed {
-                    rank: Rank(1),
-                    reason,
-                    ..
-                } = &error
-                else {
-                    panic!("{error}");
-                };
-                assert!(
-                    reason.contains("rank 1 has joined and has no data"),
-                    "{reason}"
-                );
-                let mut data = [1_u32];
-                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                assert_eq!(data, [2]);
+    for kind in [Kind::Memory, Kind::Unix, Kind::Shared] {
+        let group = Group::new(kind, 3);
+        group.run(|comm| {
+            comm.barrier().unwrap();
+            if comm.rank() != Rank(1) {
+                for (name, body) in cases {
+                    let error = body(comm).unwrap_err();
+                    let text = format!("{name} is not possible: rank 1 has joined and has no data");
+                    assert!(
+                        error.to_string().contains(&text),
+                        "{kind:?}, {name}: {error}"
+                    );
+                    assert_eq!(error.culprit_rank(), Some(Rank(1)));
+                    let mut data = [1_u8];
+                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert_eq!(data, [2], "{kind:?}, after {name}");
+                }
             }
-        }
-        comm.join().unwrap()
-    });
+            comm.join().unwrap();
+            for (_, body) in cases {
+                body(comm).unwrap();
+            }
+        });
+    }
 }
 
 #[test]
@@ -396,38 +404,6 @@ fn a_rank_that_joined_has_no_object_to_give() {
         comm.join().unwrap();
         assert_eq!(comm.all_gather_object(&()).unwrap(), [(), ()]);
     });
-}
-
-/// They fail at once, by their own names, and the rank that joined stays.
-#[test]
-fn what_needs_all_ranks_says_who_has_joined() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let cases: [(&str, Body); 3] = [
-        ("split", |comm| comm.split(Some(1), 0).map(drop)),
-        ("trace", |comm| comm.trace().map(drop)),
-        ("buffer of f32, shape [9]", |comm| {
-            comm.buffer::<f32>(9).map(drop)
-        }),
-    ];
-    for kind in [Kind::Memory, Kind::Shared] {
-        let group = Group::new(kind, 3);
-        group.run(|comm| {
-            if comm.rank() != Rank(1) {
-                for (name, body) in cases {
-                    let error = body(comm).unwrap_err().to_string();
-                    let text = format!("{name} is not possible: rank 1 has joined and has no data");
-                    assert!(error.contains(&text), "{kind:?}, {name}: {error}");
-                    let mut data = [1_u8];
-                    comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                    assert_eq!(data, [2], "{kind:?}, after {name}");
-                }
-            }
-            comm.join().unwrap();
-            for (_, body) in cases {
-                body(comm).unwrap();
-            }
-        });
-    }
 }
 
 /// What a joined rank asks for is no other operation than that of a rank whose deadline has passed.

@@ -2,13 +2,15 @@
 //! the time come in as arguments, decisions go out.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cause::Cause;
+use crate::cause::{Cause, cut};
 use crate::operation::Operation;
 
-use super::messages::{BATCH, Join};
+use super::YEAR;
+use super::messages::{BATCH, Join, Key, Request, Up};
 use clock::Doing;
 use entry::{ASK, Entry, Stall, weight};
 
@@ -24,20 +26,6 @@ const AHEAD: usize = 2;
 /// Most operations that one member may have asked for. It has no more than [`super::MOST`] under way, and the word that it has
 /// given some up may be on its way.
 pub(super) const ASKED: usize = 2 * super::MOST;
-
-/// A named operation of a call.
-pub(super) type Key = (u64, String);
-
-/// What a member asks for by a name.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Request {
-    pub(super) operation: Operation,
-    pub(super) limit: Duration,
-    /// Later requests of the member have higher numbers.
-    pub(super) serial: u64,
-    /// All ranks had joined last before this operation without a name of the call.
-    pub(super) epoch: u64,
-}
 
 /// The number of the last request of each member when something was decided: the decision is not about later requests.
 pub(super) type Heard = Arc<Vec<u64>>;
@@ -66,6 +54,12 @@ pub(super) enum Decision {
         followers: Vec<(u32, u64)>,
     },
     Fail(Failed),
+    /// This member has not heard of the operations with these numbers that were decided: its link broke.
+    Missed {
+        member: u32,
+        call: u64,
+        numbers: Range<u64>,
+    },
     /// These members are asked what they do.
     Query {
         members: Vec<u32>,
@@ -142,11 +136,45 @@ impl Book {
             .is_some_and(|asked| *asked >= ASKED)
     }
 
-    /// A member has started an operation.
-    pub(super) fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
+    /// A member has said something.
+    pub(super) fn hear(&mut self, now: Instant, rank: u32, message: Up) {
         if rank >= self.world {
             return;
         }
+        match message {
+            Up::Heard { call, next } => self.heard(rank, call, next),
+            Up::Ask { key, request } => self.ask(now, rank, key, request),
+            Up::Join(join) => self.join(rank, join),
+            Up::Unjoin { serial, all } => self.unjoin(rank, serial, all),
+            Up::Over { before, cause } => self.over(before, cause),
+            Up::Doing { text } => self.doing(now, rank, cut(&text).to_owned()),
+        }
+    }
+
+    /// A member has a new link, and had heard of the operations before this one of the call. It is told of those that were decided
+    /// since, so that it gives up its part in them and nobody waits for it.
+    fn heard(&mut self, member: u32, call: u64, next: u64) {
+        let (of_call, end) = self.next;
+        let next = if call < of_call { 0 } else { next };
+        // It can't have been asked for more at once.
+        let numbers = next.max(end.saturating_sub(ASKED as u64))..end;
+        if !numbers.is_empty() {
+            self.decisions.push(Decision::Missed {
+                member,
+                call: of_call,
+                numbers,
+            });
+        }
+    }
+
+    /// Whether a member without a link may not have heard of something that was decided.
+    pub(super) fn has_decided(&self) -> bool {
+        self.next.1 > 0
+    }
+
+    /// A member has started an operation.
+    fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
+        let limit = request.limit.min(YEAR);
         // Decisions that are not told yet keep what was heard before.
         let heard = &mut Arc::make_mut(&mut self.heard)[rank as usize];
         *heard = request.serial.max(*heard);
@@ -162,8 +190,8 @@ impl Book {
             Entry {
                 asked: vec![None; self.world as usize],
                 since: now,
-                deadline: now + request.limit,
-                limit: request.limit,
+                deadline: now + limit,
+                limit,
                 ask_at: now + ASK,
                 stall: Stall::Not,
                 is_ready: false,
@@ -172,7 +200,7 @@ impl Book {
                 followers: Vec::new(),
             }
         });
-        entry.deadline = entry.deadline.min(now + request.limit);
+        entry.deadline = entry.deadline.min(now + limit);
         let alarm = entry.alarm(self.stall_after, self.asks_from);
         self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
         if entry.asked[rank as usize]
@@ -198,7 +226,7 @@ impl Book {
     }
 
     /// Calls before this one are over on some member.
-    pub(super) fn over(&mut self, before: u64, cause: Cause) {
+    fn over(&mut self, before: u64, cause: Cause) {
         let failed = self.fail_all(before, &cause);
         self.decide_to_fail(failed);
         for joined in &mut self.joined {

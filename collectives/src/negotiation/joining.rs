@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::messages::Join;
+use super::messages::{Join, Up};
 use super::{Command, Negotiation};
 use crate::operation::Tag;
 
@@ -98,10 +98,10 @@ impl Drop for Joined {
     fn drop(&mut self) {
         let mut state = self.negotiation.lock();
         state.joining.end(self.join, self.all_in);
-        self.negotiation.tell(Command::Unjoin {
+        self.negotiation.tell(Command::Say(Up::Unjoin {
             serial: self.join.serial,
             all: self.all_in.is_some(),
-        });
+        }));
     }
 }
 
@@ -111,7 +111,7 @@ impl Negotiation {
         let mut state = self.lock();
         let join = state.joining.begin(next);
         // Under the lock: the coordinator hears all in the order in which it happened.
-        self.tell(Command::Join(join));
+        self.tell(Command::Say(Up::Join(join)));
         Joined {
             negotiation: Arc::clone(self),
             join,

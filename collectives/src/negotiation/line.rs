@@ -33,6 +33,8 @@ pub(super) struct Line {
     pub(super) lane: Option<Box<dyn Lane>>,
     /// A task is making the link.
     pub(super) connecting: bool,
+    /// The coordinator has asked for a new link while this one was there.
+    pub(super) is_requested: bool,
     pub(super) out: Vec<u8>,
     sent: usize,
     pub(super) inbox: Inbox,

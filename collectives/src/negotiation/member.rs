@@ -80,34 +80,22 @@ impl Member for Negotiation {
             return;
         }
         let reason = format!("call {call} has begun");
-        let error = CollectiveError::Aborted {
-            reason: reason.clone(),
-        };
-        self.fail_with(self.take_before(call.0), &error);
-        let rank = Rank(self.me);
-        self.tell(Command::Over {
-            before: call.0,
-            cause: Cause::Left { rank, reason },
-        });
+        self.end_calls(call.0, reason, |rank, reason| Cause::Left { rank, reason });
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
-        let reason = reason.to_owned();
-        let error = CollectiveError::Aborted {
-            reason: reason.clone(),
-        };
         {
             let mut state = self.lock();
             if state.call != call || state.failed_call.is_some() {
                 return;
             }
-            state.failed_call = Some((call, error.clone()));
+            let reason = reason.to_owned();
+            state.failed_call = Some((call, CollectiveError::Aborted { reason }));
         }
-        self.fail_with(self.take_before(call + 1), &error);
-        let rank = Rank(self.me);
-        self.tell(Command::Over {
-            before: call + 1,
-            cause: Cause::Failed { rank, reason },
+        let reason = reason.to_owned();
+        self.end_calls(call + 1, reason, |rank, reason| Cause::Failed {
+            rank,
+            reason,
         });
     }
 
@@ -132,5 +120,19 @@ impl Member for Negotiation {
             rank: Rank(member),
             reason,
         }));
+    }
+}
+
+impl Negotiation {
+    /// Calls before this one are over on this rank, for this reason. The others are told the cause.
+    fn end_calls(&self, before: u64, reason: String, cause: fn(Rank, String) -> Cause) {
+        let cause = cause(Rank(self.me), reason.clone());
+        let error = CollectiveError::Aborted { reason };
+        self.fail_with(self.take_before(before), &error);
+        self.tell(Command::Over {
+            before,
+            cause,
+            error,
+        });
     }
 }

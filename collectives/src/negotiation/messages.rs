@@ -1,11 +1,13 @@
 //! The messages about named operations, and how they lie on a link: four bytes of length, then MessagePack. No I/O.
 
+use std::time::Duration;
+
+use kolo_transport::ids::Generation;
 use serde::{Deserialize, Serialize};
 
 use crate::cause::Cause;
 use crate::header::{Data, HEADER, Header};
 use crate::operation::{Operation, Tag};
-use kolo_transport::ids::{Generation, Rank};
 
 /// Longest message, in bytes: a batch of the longest names fits.
 pub(super) const MOST: usize = 16 << 20;
@@ -26,31 +28,45 @@ pub(super) struct Join {
     pub(super) since: u64,
 }
 
+/// A named operation of a call.
+pub(super) type Key = (u64, String);
+
+/// What a rank asks for by a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Request {
+    #[serde(with = "as_header")]
+    pub(super) operation: Operation,
+    pub(super) limit: Duration,
+    /// Later requests of the rank have higher numbers.
+    pub(super) serial: u64,
+    /// All ranks had joined last before this operation without a name of the call.
+    pub(super) epoch: u64,
+}
+
 /// From a rank to the coordinator.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Up {
+    /// The first word on a link: of the operations that were decided the rank has heard up to this call, and in it of those with
+    /// lower numbers than this one.
+    Heard { call: u64, next: u64 },
     /// The rank has started an operation.
-    Ask {
-        call: u64,
-        name: String,
-        operation: Vec<u8>,
-        limit_ms: u64,
-        /// Later ones have higher numbers.
-        serial: u64,
-        epoch: u64,
-    },
+    Ask { key: Key, request: Request },
     /// The rank has no more data.
     Join(Join),
     /// The join with this number is over, because all had joined or because the join failed.
     Unjoin { serial: u64, all: bool },
     /// Calls before this one are over on the rank.
-    Over { before: u64, cause: Vec<u8> },
+    Over {
+        before: u64,
+        #[serde(with = "as_payload")]
+        cause: Cause,
+    },
     /// What the rank does.
     Doing { text: String },
 }
 
 /// From the coordinator to a rank.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Down {
     /// Run these now, as one operation with this number in the call.
     Run {
@@ -62,13 +78,16 @@ pub(super) enum Down {
         follows: Option<u64>,
         names: Vec<String>,
     },
+    /// An operation with this number was decided, and the receiver has not heard of it.
+    Missed { call: u64, number: u64 },
     /// These are given up.
     Fail {
         call: u64,
         /// As in [`Down::Run`].
         heard: u64,
         names: Vec<String>,
-        cause: Vec<u8>,
+        #[serde(with = "as_payload")]
+        cause: Cause,
     },
     /// The receiver is to say what it does.
     Query,
@@ -76,37 +95,58 @@ pub(super) enum Down {
     Stalled {
         call: u64,
         names: Vec<String>,
-        waited_ms: u64,
+        waited: Duration,
         missing: Vec<(u32, String)>,
     },
 }
 
-pub(super) fn encode_operation(operation: Operation) -> Vec<u8> {
-    let data = Data {
-        generation: Generation(0),
-        tag: Tag::default(),
-        operation,
-        step: 0,
-        offset: 0,
-        length: 0,
-    };
-    Header::Ask(data).encode().to_vec()
-}
+/// An operation as the header of a frame has it.
+mod as_header {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-pub(super) fn decode_operation(bytes: &[u8]) -> Option<Operation> {
-    let bytes: &[u8; HEADER] = bytes.try_into().ok()?;
-    match Header::parse(bytes).ok()? {
-        Header::Ask(data) => Some(data.operation),
-        _ => None,
+    use super::{Data, Generation, HEADER, Header, Operation, Tag};
+
+    pub(super) fn serialize<S: Serializer>(
+        operation: &Operation,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        let data = Data {
+            generation: Generation(0),
+            tag: Tag::default(),
+            operation: *operation,
+            step: 0,
+            offset: 0,
+            length: 0,
+        };
+        Header::Ask(data).encode()[..].serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Operation, D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        let header: Result<[u8; HEADER], _> = bytes.try_into();
+        match header.map(|header| Header::parse(&header)) {
+            Ok(Ok(Header::Ask(data))) => Ok(data.operation),
+            _ => Err(D::Error::custom("an operation that is none")),
+        }
     }
 }
 
-/// Reads a cause. Bytes that are none are a failure of the sender.
-pub(super) fn decode_cause(bytes: &[u8], rank: u32) -> Cause {
-    Cause::parse(bytes).unwrap_or_else(|| Cause::Protocol {
-        rank: Rank(rank),
-        reason: "it sent a cause that is none".to_owned(),
-    })
+/// A cause as the payload of a frame.
+mod as_payload {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use super::Cause;
+
+    pub(super) fn serialize<S: Serializer>(cause: &Cause, to: S) -> Result<S::Ok, S::Error> {
+        cause.encode().serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Cause, D::Error> {
+        let bytes = Vec::<u8>::deserialize(from)?;
+        Cause::parse(&bytes).ok_or_else(|| D::Error::custom("a cause that is none"))
+    }
 }
 
 /// Puts a message behind others.
@@ -171,20 +211,21 @@ mod tests {
 
     #[test]
     fn messages_come_one_by_one_and_bad_ones_are_seen() {
-        let join = Join {
-            serial: 1,
-            call: 3,
-            since: 2,
+        let request = Request {
+            operation: Operation::BARRIER,
+            limit: Duration::from_millis(5),
+            serial: 2,
+            epoch: 0,
         };
         let messages = [
-            Up::Join(join),
+            Up::Heard { call: 3, next: 7 },
+            Up::Over {
+                before: 3,
+                cause: Cause::Missed { late: vec![] },
+            },
             Up::Ask {
-                call: 3,
-                name: "w".to_owned(),
-                operation: encode_operation(Operation::BARRIER),
-                limit_ms: 5,
-                serial: 2,
-                epoch: 0,
+                key: (3, "w".to_owned()),
+                request,
             },
         ];
         let mut bytes = Vec::new();
@@ -194,13 +235,12 @@ mod tests {
         let last = bytes.pop().unwrap();
         let mut inbox = Inbox::default();
         inbox.push(&bytes);
-        assert_eq!(inbox.take(), Ok(Some(Up::Join(join))));
+        for message in &messages[..2] {
+            assert_eq!(inbox.take(), Ok(Some(message.clone())));
+        }
         assert_eq!(inbox.take::<Up>(), Ok(None));
         inbox.push(&[last]);
-        let Ok(Some(Up::Ask { operation, .. })) = inbox.take() else {
-            panic!("it is complete");
-        };
-        assert_eq!(decode_operation(&operation), Some(Operation::BARRIER));
+        assert_eq!(inbox.take(), Ok(Some(messages[2].clone())));
         assert_eq!(inbox.take::<Up>(), Ok(None));
         inbox.push(&[255; 9]);
         assert!(inbox.take::<Up>().unwrap_err().contains("limit"));
@@ -236,8 +276,6 @@ mod tests {
             let mut inbox = Inbox::default();
             inbox.push(&bytes);
             drop(inbox.take::<Down>());
-            prop_assert!(decode_operation(&bytes).is_none());
-            decode_cause(&bytes, 1);
         }
     }
 }

@@ -45,9 +45,8 @@ use crate::options::Options;
 use crate::rank_shared::{GroupId, Kind, RankShared};
 use crate::record::ShortName;
 use crate::stall::{Missing, StallReport};
-use book::{Key, Request};
 use joining::Joining;
-use messages::Join;
+use messages::{Key, Request, Up};
 
 /// Most bytes that are fused in one operation, if nothing else is set.
 const THRESHOLD: u64 = 128 << 20;
@@ -99,19 +98,13 @@ impl Task {
 
 /// What the shell is told.
 enum Command {
-    Ask {
-        key: Key,
-        request: Request,
-    },
-    Join(Join),
-    Unjoin {
-        serial: u64,
-        all: bool,
-    },
-    /// Calls before this one are over on this rank.
+    /// This rank says something to the coordinator, which it may be itself.
+    Say(Up),
+    /// Calls before this one are over on this rank. What of them waits here ends with this error.
     Over {
         before: u64,
         cause: Cause,
+        error: CollectiveError,
     },
     /// A member is lost: nothing with a name works any more.
     Lost(Cause),
@@ -310,7 +303,7 @@ impl Negotiation {
             epoch: state.joining.epoch(key.0),
         };
         // Under the lock: the coordinator hears all in the order in which it happened.
-        self.tell(Command::Ask { key, request });
+        self.tell(Command::Say(Up::Ask { key, request }));
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {

@@ -10,15 +10,14 @@ use kolo_transport::ids::Rank;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Sleep;
 
-use super::book::{Book, Decision, Failed, Request};
-use super::ending::{self, Endings, Suspicion, lost};
+use super::book::{Book, Decision};
+use super::ending::{self, Endings, lost};
 use super::line::{Ended, Line};
 use super::messages::{self, BATCH, Down, Up};
 use super::{Command, Negotiation, SILENT, THRESHOLD, YEAR};
-use crate::cause::{Cause, cut};
+use crate::cause::Cause;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
-use crate::rank_shared::Member as _;
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
@@ -38,14 +37,16 @@ pub(super) struct Shell {
     todo: UnboundedReceiver<Command>,
     me: u32,
     /// On the coordinator one for each member, on the others one.
-    lines: Vec<Line>,
+    pub(super) lines: Vec<Line>,
     /// Only on the coordinator.
-    book: Option<Book>,
+    pub(super) book: Option<Book>,
     /// On the others: when to look whether the coordinator is silent for too long.
     look_at: Option<Instant>,
     /// On the others: when the coordinator last had operations run or gave them up.
     decided: Option<Instant>,
-    endings: Endings,
+    /// On the others: the call and the number that the next operation has of which the coordinator says that it runs.
+    next: (u64, u64),
+    pub(super) endings: Endings,
     buffer: Vec<u8>,
     /// The communicator is gone, and what was decided last is still being said.
     is_leaving: bool,
@@ -65,6 +66,7 @@ impl Shell {
             book,
             look_at: None,
             decided: None,
+            next: (0, 0),
             endings: Endings::new(PATIENCE),
             buffer: vec![0; READ],
             is_leaving: false,
@@ -140,13 +142,18 @@ impl Shell {
     }
 
     fn obey(&mut self, negotiation: &Arc<Negotiation>, command: Command) {
-        let now = Instant::now();
         match command {
-            Command::Arrived { member, lane } => self.arrived(negotiation, member, lane),
+            Command::Say(message) => self.say_or_hear(negotiation, message),
+            Command::Over {
+                before,
+                cause,
+                error,
+            } => {
+                negotiation.fail_with(self.endings.take_own(before), &error);
+                self.say_or_hear(negotiation, Up::Over { before, cause });
+            }
             Command::Revoked(error) => {
-                for own in self.endings.take_own() {
-                    negotiation.fail_with(own, &error);
-                }
+                negotiation.fail_with(self.endings.take_own(u64::MAX), &error);
             }
             Command::Lost(cause) => {
                 for suspicion in self.endings.take_all() {
@@ -156,63 +163,52 @@ impl Shell {
                     book.lost(cause);
                 }
             }
-            command => match &mut self.book {
-                Some(book) => match command {
-                    Command::Ask { key, request } => {
-                        book.set_stall_after(now, negotiation.rank_shared.stalls.after());
-                        book.ask(now, 0, key, request);
-                    }
-                    Command::Join(join) => book.join(0, join),
-                    Command::Unjoin { serial, all } => book.unjoin(0, serial, all),
-                    Command::Over { before, cause } => book.over(before, cause),
-                    Command::Ended => book.ended(),
-                    Command::SetThreshold(threshold) => book.threshold = threshold,
-                    _ => {}
-                },
-                None => self.pass_on(negotiation, now, command),
-            },
+            Command::Arrived { member, lane } => self.arrived(negotiation, member, lane),
+            Command::Requested => {
+                // The coordinator may have seen the end of a link that is still there for this rank.
+                self.lines[0].is_requested = self.lines[0].lane.is_some();
+                self.link(negotiation);
+            }
+            Command::Connecting => self.lines[0].connecting |= self.me != 0,
+            Command::Ended => {
+                if let Some(book) = &mut self.book {
+                    book.ended();
+                }
+            }
+            Command::SetThreshold(threshold) => {
+                if let Some(book) = &mut self.book {
+                    book.threshold = threshold;
+                }
+            }
         }
     }
 
-    /// Tells the coordinator.
-    fn pass_on(&mut self, negotiation: &Arc<Negotiation>, now: Instant, command: Command) {
-        let line = &mut self.lines[0];
+    /// This rank says something to the coordinator, which it may be itself.
+    fn say_or_hear(&mut self, negotiation: &Arc<Negotiation>, message: Up) {
+        let now = Instant::now();
+        if let Some(book) = &mut self.book {
+            book.set_stall_after(now, negotiation.rank_shared.stalls.after());
+            return book.hear(now, 0, message);
+        }
+        let line = &self.lines[0];
         // A coordinator that was never told anything has nothing to take back.
         let is_known = line.lane.is_some() || line.connecting;
-        let message = match command {
-            Command::Ask { key, request } => {
-                if line.is_overfull() {
-                    let reason = "it does not read what it is asked for".to_owned();
-                    let rank = Rank(0);
-                    let unread = Cause::Connect { rank, reason };
-                    let taken = negotiation.take(key.0, &[key.1], request.serial);
-                    return negotiation.fail(taken, &unread);
-                }
-                let at = now + request.limit + SILENT;
-                self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
-                Up::Ask {
-                    call: key.0,
-                    name: key.1,
-                    operation: messages::encode_operation(request.operation),
-                    limit_ms: request.limit.as_millis() as u64,
-                    serial: request.serial,
-                    epoch: request.epoch,
-                }
+        match message {
+            Up::Unjoin { .. } | Up::Over { .. } if !is_known => {}
+            Up::Ask { key, request } if line.is_overfull() => {
+                let reason = "it does not read what it is asked for".to_owned();
+                let rank = Rank(0);
+                let taken = negotiation.take(key.0, &[key.1], request.serial);
+                negotiation.fail(taken, &Cause::Connect { rank, reason });
             }
-            Command::Join(join) => Up::Join(join),
-            Command::Unjoin { serial, all } if is_known => Up::Unjoin { serial, all },
-            Command::Over { before, cause } if is_known => Up::Over {
-                before,
-                cause: cause.encode(),
-            },
-            Command::Requested => return self.link(negotiation),
-            Command::Connecting => {
-                line.connecting = true;
-                return;
+            message => {
+                if let Up::Ask { request, .. } = &message {
+                    let at = now + request.limit + SILENT;
+                    self.look_at = Some(self.look_at.map_or(at, |look_at| look_at.min(at)));
+                }
+                self.say(negotiation, &message);
             }
-            _ => return,
-        };
-        self.say(negotiation, &message);
+        }
     }
 
     /// Tells the coordinator something. Makes the link first if there is none.
@@ -239,9 +235,13 @@ impl Shell {
         });
     }
 
+    fn index(&self, member: u32) -> usize {
+        if self.me == 0 { member as usize } else { 0 }
+    }
+
     /// The line to a member.
-    fn line(&mut self, member: u32) -> &mut Line {
-        let index = if self.me == 0 { member as usize } else { 0 };
+    pub(super) fn line(&mut self, member: u32) -> &mut Line {
+        let index = self.index(member);
         &mut self.lines[index]
     }
 
@@ -271,20 +271,31 @@ impl Shell {
                     self.suspect(negotiation, member, lost(member, reason.to_owned()), false);
                 }
                 self.is_there(negotiation, member);
+                let first = self.first_words(negotiation, member);
                 let line = self.line(member);
                 line.lane = Some(lane);
+                line.out.splice(0..0, first);
                 line.inbox.push(&read);
-                let book = self.book.as_ref();
-                if book.is_some_and(|book| book.wants_to_know(member)) {
-                    messages::put(&mut self.line(member).out, &Down::Query);
-                } else if book.is_none()
-                    && let Some(join) = negotiation.lock().joining.open()
-                {
-                    // The coordinator may not have heard that, or has forgotten it with the link before.
-                    messages::put(&mut self.lines[0].out, &Up::Join(join));
+            }
+        }
+    }
+
+    /// What a link begins with.
+    fn first_words(&self, negotiation: &Arc<Negotiation>, member: u32) -> Vec<u8> {
+        let mut first = Vec::new();
+        match &self.book {
+            Some(book) if book.wants_to_know(member) => messages::put(&mut first, &Down::Query),
+            Some(_) => {}
+            None => {
+                let (call, next) = self.next;
+                messages::put(&mut first, &Up::Heard { call, next });
+                // The coordinator may not have heard of it, or has forgotten it with the link before.
+                if let Some(join) = negotiation.lock().joining.open() {
+                    messages::put(&mut first, &Up::Join(join));
                 }
             }
         }
+        first
     }
 
     /// Moves what can be moved on a link. Returns whether anything came.
@@ -313,7 +324,17 @@ impl Shell {
         match (heard, polled) {
             (Ok(()), Ok(_)) => return came,
             (Ok(()), Err(Ended { reason, is_final })) => {
+                let is_requested = self.lines[index].is_requested;
                 self.suspect(negotiation, member, lost(member, reason), is_final);
+                match &self.book {
+                    // It may not have heard of that.
+                    Some(book) if book.has_decided() && !is_final => {
+                        let rank = negotiation.job_rank(member);
+                        negotiation.rank_shared.request(negotiation.id, rank);
+                    }
+                    None if is_requested => self.link(negotiation),
+                    _ => {}
+                }
             }
             (Err(fault), _) => {
                 self.suspect(negotiation, member, lost(member, fault), false);
@@ -327,69 +348,27 @@ impl Shell {
     ///
     /// Fails if the member says something that it can't mean.
     fn hear(&mut self, negotiation: &Arc<Negotiation>, member: u32) -> Result<bool, String> {
-        let is_coordinator = self.me == 0;
-        let inbox = &mut self.line(member).inbox;
-        if is_coordinator {
-            match inbox.take()? {
-                Some(up) => self.heard(member, up).map(|()| true),
-                None => Ok(false),
-            }
+        let index = self.index(member);
+        let inbox = &mut self.lines[index].inbox;
+        if let Some(book) = &mut self.book {
+            let Some(up) = inbox.take()? else {
+                return Ok(false);
+            };
+            check(book, member, &up)?;
+            book.hear(Instant::now(), member, up);
         } else {
-            match inbox.take()? {
-                Some(down) => self.told(negotiation, down).map(|()| true),
-                None => Ok(false),
-            }
+            let Some(down) = inbox.take()? else {
+                return Ok(false);
+            };
+            self.told(negotiation, down)?;
         }
-    }
-
-    /// The coordinator hears of a member.
-    fn heard(&mut self, member: u32, message: Up) -> Result<(), String> {
-        let Some(book) = &mut self.book else {
-            return Ok(());
-        };
-        let now = Instant::now();
-        match message {
-            Up::Ask {
-                call,
-                name,
-                operation,
-                limit_ms,
-                serial,
-                epoch,
-            } => {
-                if name.len() > messages::NAME {
-                    return Err(format!("it sent a name of {} bytes", name.len()));
-                }
-                if book.is_greedy(member) {
-                    return Err("it has asked for more than can be under way".to_owned());
-                }
-                let Some(operation) = messages::decode_operation(&operation) else {
-                    return Err(format!(
-                        "its request by the name of `{name}` is not understood"
-                    ));
-                };
-                let request = Request {
-                    operation,
-                    limit: Duration::from_millis(limit_ms).min(YEAR),
-                    serial,
-                    epoch,
-                };
-                book.ask(now, member, (call, name), request);
-            }
-            Up::Join(join) => book.join(member, join),
-            Up::Unjoin { serial, all } => book.unjoin(member, serial, all),
-            Up::Over { before, cause } => {
-                book.over(before, messages::decode_cause(&cause, member));
-            }
-            Up::Doing { text } => book.doing(now, member, cut(&text).to_owned()),
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// A member hears of the coordinator.
     fn told(&mut self, negotiation: &Arc<Negotiation>, message: Down) -> Result<(), String> {
         match message {
-            Down::Run { number, .. } if number > Tag::MOST => {
+            Down::Run { number, .. } | Down::Missed { number, .. } if number > Tag::MOST => {
                 return Err(format!("it gave an operation the number {number}"));
             }
             Down::Run {
@@ -399,8 +378,12 @@ impl Shell {
                 follows,
                 names,
             } => {
-                self.decided = Some(Instant::now());
+                self.has_decided((call, number));
                 negotiation.run((call, number), names, heard, follows);
+            }
+            Down::Missed { call, number } => {
+                self.has_decided((call, number));
+                negotiation.miss((call, number));
             }
             Down::Fail {
                 call,
@@ -409,7 +392,6 @@ impl Shell {
                 cause,
             } => {
                 self.decided = Some(Instant::now());
-                let cause = messages::decode_cause(&cause, 0);
                 negotiation.fail(negotiation.take(call, &names, heard), &cause);
             }
             Down::Query => {
@@ -419,14 +401,17 @@ impl Shell {
             Down::Stalled {
                 call,
                 names,
-                waited_ms,
+                waited,
                 missing,
-            } => {
-                let waited = Duration::from_millis(waited_ms);
-                negotiation.report_stall(call, names, waited, missing);
-            }
+            } => negotiation.report_stall(call, names, waited, missing),
         }
         Ok(())
+    }
+
+    /// The coordinator has decided that an operation with this number of the call runs.
+    fn has_decided(&mut self, (call, number): (u64, u64)) {
+        self.decided = Some(Instant::now());
+        self.next = (call, number + 1);
     }
 
     /// On the coordinator: does and tells what follows from all that came. On the others: gives up what the coordinator does not
@@ -474,13 +459,24 @@ impl Shell {
                 ending::tell(&mut self.lines, &failed, &failed.cause);
                 self.endings.end_later(Instant::now(), own, failed.cause);
             }
+            Decision::Missed {
+                member,
+                call,
+                numbers,
+            } => {
+                let line = self.line(member);
+                for number in numbers {
+                    messages::put(&mut line.out, &Down::Missed { call, number });
+                }
+            }
             Decision::Query { members } => {
                 for member in members {
                     let line = &mut self.lines[member as usize];
                     if line.is_read() {
                         messages::put(&mut line.out, &Down::Query);
                     } else if let (0, Some(book)) = (member, &mut self.book) {
-                        book.doing(Instant::now(), 0, negotiation.rank_shared.present());
+                        let text = negotiation.rank_shared.present();
+                        book.hear(Instant::now(), 0, Up::Doing { text });
                     } else if line.lane.is_none() {
                         // It has started nothing with a name, and is asked when its link comes.
                         let rank = negotiation.job_rank(member);
@@ -498,7 +494,7 @@ impl Shell {
                 let message = Down::Stalled {
                     call,
                     names: names.clone(),
-                    waited_ms: waited.as_millis() as u64,
+                    waited,
                     missing: missing.clone(),
                 };
                 for line in self.lines.iter_mut().filter(|line| line.is_read()) {
@@ -515,85 +511,18 @@ impl Shell {
             .zip(&mut self.lines)
             .filter(|(_, line)| line.lane.is_some())
     }
+}
 
-    /// The link of a member has ended, or can't be made. What waits now fails as soon as it is clear which rank is lost.
-    fn suspect(
-        &mut self,
-        negotiation: &Arc<Negotiation>,
-        member: u32,
-        cause: Cause,
-        is_final: bool,
-    ) {
-        *self.line(member) = Line::default();
-        let (failed, own) = match &mut self.book {
-            Some(book) => {
-                book.unlinked(member);
-                let failed = book.fail_all(u64::MAX, &cause);
-                let of_one =
-                    |failed: &Failed| negotiation.take(failed.call, &failed.names, failed.heard[0]);
-                let own = failed.iter().flat_map(of_one).collect();
-                (failed, own)
-            }
-            None => (Vec::new(), negotiation.take_before(u64::MAX)),
-        };
-        let suspicion = Suspicion {
-            member,
-            cause,
-            is_final,
-            failed,
-            own,
-        };
-        self.endings.suspect(Instant::now(), suspicion);
+/// Whether a member can mean what it says.
+fn check(book: &Book, member: u32, message: &Up) -> Result<(), String> {
+    let Up::Ask { key, .. } = message else {
+        return Ok(());
+    };
+    if key.1.len() > messages::NAME {
+        return Err(format!("it sent a name of {} bytes", key.1.len()));
     }
-
-    /// A suspicion ends: with the word on who is lost, or without one.
-    fn settle(
-        &mut self,
-        negotiation: &Arc<Negotiation>,
-        suspicion: Suspicion,
-        word: Option<&Cause>,
-    ) {
-        let cause = word.unwrap_or(&suspicion.cause);
-        if let (true, None, Cause::Lost { reason, .. }) = (suspicion.is_final, word, cause) {
-            // Nothing with a name works any more. An operation that was decided may wait for ranks that never heard of it.
-            if let Some(book) = &mut self.book {
-                book.lost(cause.clone());
-            }
-            // One that has done its part may be gone. No link comes from the member any more: that ends what needs the link.
-            let rank = negotiation.job_rank(suspicion.member);
-            let reason = reason.clone();
-            let lane = Err(LaneError::Ended { reason });
-            if let Err(error) = Arc::clone(&negotiation.data).lane(rank, lane, true) {
-                tracing::debug!(%error, "a member is in no group for data");
-            }
-        }
-        for failed in &suspicion.failed {
-            ending::tell(&mut self.lines, failed, cause);
-        }
-        let cause = cause.clone();
-        self.endings.end_later(Instant::now(), suspicion.own, cause);
+    if book.is_greedy(member) {
+        return Err("it has asked for more than can be under way".to_owned());
     }
-
-    /// The member is there: suspicions of it end without a word.
-    fn is_there(&mut self, negotiation: &Arc<Negotiation>, member: u32) {
-        for mut suspicion in self.endings.take_those_of(member) {
-            suspicion.is_final = false;
-            self.settle(negotiation, suspicion, None);
-        }
-    }
-
-    /// Ends suspicions whose time is over, and operations of which the others have been told. Returns whether there were any.
-    fn end_what_is_told(&mut self, negotiation: &Arc<Negotiation>, now: Instant) -> bool {
-        let old = self.endings.take_old(now);
-        let is_said = !self.lines.iter().any(Line::is_unsaid);
-        let told = self.endings.take_told(now, is_said);
-        let any = !old.is_empty() || !told.is_empty();
-        for (own, cause) in told {
-            negotiation.fail(own, &cause);
-        }
-        for suspicion in old {
-            self.settle(negotiation, suspicion, None);
-        }
-        any
-    }
+    Ok(())
 }

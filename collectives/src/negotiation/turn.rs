@@ -16,7 +16,7 @@ impl Negotiation {
     /// are not meant. If this rank `follows`, it gives no data, as it said by that join.
     pub(super) fn run(
         self: &Arc<Self>,
-        (call, number): (u64, u64),
+        number: (u64, u64),
         names: Vec<String>,
         heard: u64,
         follows: Option<u64>,
@@ -28,9 +28,35 @@ impl Negotiation {
                 let why = "began without data of this rank, whose join has failed";
                 (Taken::new(), has_joined, why)
             }
-            None => (self.take(call, &names, heard), false, "was given up"),
+            None => (self.take(number.0, &names, heard), false, "was given up"),
         };
-        let whole = taken.len() == names.len() && are_alike(&taken, self.world);
+        let part = if taken.len() == names.len() && are_alike(&taken, self.world) {
+            Part::Performs
+        } else if has_joined {
+            Part::Follows
+        } else {
+            Part::GivesUp
+        };
+        self.do_part(number, taken, part, move || {
+            format!("{} {why}", listed(&names))
+        });
+    }
+
+    /// Gives up this rank's part in an operation of which it has not heard.
+    pub(super) fn miss(self: &Arc<Self>, number: (u64, u64)) {
+        self.do_part(number, Taken::new(), Part::GivesUp, || {
+            "the link over which the operation was to be announced ended before".to_owned()
+        });
+    }
+
+    /// Does this rank's part in an operation with this number of the call. `why` says for what reason it is given up.
+    fn do_part(
+        self: &Arc<Self>,
+        (call, number): (u64, u64),
+        taken: Taken,
+        part: Part,
+        why: impl FnOnce() -> String + Send + 'static,
+    ) {
         // If no thread can run them, what waits here ends all the same.
         let tasks = Arc::new(Mutex::new(taken));
         let taken = Arc::clone(&tasks);
@@ -42,17 +68,17 @@ impl Negotiation {
             let tasks = take(&taken);
             // All count alike, whatever came of the operations before.
             let in_call = comm.inner.signals.go_to(tag);
-            if in_call && whole {
-                perform(&comm, tasks);
-            } else if in_call && has_joined {
-                follow(&comm);
-            } else {
-                // They were given up here in the meantime: the others hear that now.
-                let reason = format!("{} {why}", listed(&names));
-                comm.give_up(tag, &reason);
-                for (_, pending) in tasks {
-                    let reason = reason.clone();
-                    pending.fail(&comm.inner, tag, CollectiveError::Aborted { reason });
+            match part {
+                Part::Performs if in_call => perform(&comm, tasks),
+                Part::Follows if in_call => follow(&comm),
+                _ => {
+                    // The others hear that now.
+                    let reason = why();
+                    comm.give_up(tag, &reason);
+                    for (_, pending) in tasks {
+                        let reason = reason.clone();
+                        pending.fail(&comm.inner, tag, CollectiveError::Aborted { reason });
+                    }
                 }
             }
             drop(end);
@@ -69,6 +95,16 @@ impl Negotiation {
             own.give_up_meanwhile(tag, error.to_string());
         }
     }
+}
+
+/// What this rank does in an operation that was decided.
+#[derive(Clone, Copy)]
+enum Part {
+    Performs,
+    /// It takes part without data.
+    Follows,
+    /// It was given up here in the meantime.
+    GivesUp,
 }
 
 fn take(tasks: &Mutex<Taken>) -> Taken {
@@ -189,6 +225,19 @@ mod tests {
         negotiation.fail(negotiation.take(0, &["sum".to_owned()], 0), &cause);
         let results = [sum(&group[0], "sum").wait(), other.wait()];
         assert_eq!(results, [Ok(vec![2]), Ok(vec![2])]);
+    }
+
+    /// The word that an operation runs was lost with the link. Nobody waits for the rank that did not hear it.
+    #[test]
+    fn an_operation_of_which_a_rank_has_not_heard_ends_at_once_on_the_others() {
+        let group = group(2, Duration::from_secs(60));
+        let [told, missed] = [0, 1].map(|rank| Negotiation::of(&group[rank].inner));
+        let waiting = sum(&group[0], "sum");
+        told.run((0, 0), vec!["sum".to_owned()], u64::MAX, None);
+        missed.miss((0, 0));
+        let error = waiting.wait().unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+        assert!(error.to_string().contains("the link"), "{error}");
     }
 
     /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is

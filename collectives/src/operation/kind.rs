@@ -58,13 +58,36 @@ impl OperationKind {
         Self::SendReceive,
     ];
 
-    /// As frames have it: all kinds are counted from 1, in their order.
+    /// Whether values go from a root or to it; nothing for operations without a root.
+    pub(crate) const fn root(self) -> Option<&'static str> {
+        match self {
+            Self::Broadcast | Self::Scatter | Self::ScatterVarcount | Self::SendReceive => {
+                Some("from")
+            }
+            Self::Reduce | Self::Gather | Self::GatherVarcount => Some("to"),
+            Self::AllReduce
+            | Self::AllGather
+            | Self::AllGatherCounts
+            | Self::AllGatherVarcount
+            | Self::Barrier
+            | Self::ReduceScatter
+            | Self::AllToAll
+            | Self::AllToAllVarcount => None,
+        }
+    }
+
+    /// Whether it has an operator.
+    pub(crate) const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// From 1, in the order above.
     pub(crate) const fn code(self) -> u8 {
         self as u8 + 1
     }
 
     pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.code() == code)
+        Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
     }
 
     /// Its name in the API.

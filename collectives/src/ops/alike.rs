@@ -90,8 +90,7 @@ fn gather_packed<T: Element>(
         let all = lengths.map(|length| room(length.saturating_mul(world)));
         Ok((packed, all.collect::<Result<Vec<Vec<T>>, _>>()?))
     };
-    let rooms = comm.or_refuse_now(OperationKind::AllGather, rooms());
-    let (mut packed, mut all) = rooms?;
+    let (mut packed, mut all) = comm.needed(OperationKind::AllGather, rooms())?;
     for Gather(data) in jobs {
         packed.extend_from_slice(data);
     }

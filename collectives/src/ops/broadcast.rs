@@ -1,12 +1,8 @@
 //! Broadcast.
 
-use std::pin::pin;
-use std::time::Instant;
-
 use kolo_transport::ids::Rank;
 
-use super::Ends;
-use crate::blocking::{Alarm, SleepAlarm};
+use super::forms::{Ends, started};
 use crate::communicator::Communicator;
 use crate::element::Element;
 use crate::error::CollectiveError;
@@ -35,20 +31,8 @@ impl Communicator {
     ///
     /// [`CollectiveError`]. The root's `data` is as it was; the others' may hold a part of what the root gave.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), CollectiveError> {
-        let request = Operation {
-            root: Some(root.0),
-            ..self.request::<T>(OperationKind::Broadcast, data.len())
-        };
-        let stores = root.0 != self.inner.me || request.wire.is_some();
-        let ends = if stores {
-            Ends::Over(data)
-        } else {
-            Ends::Nowhere(data)
-        };
-        if let Some(done) = self.short(&request, ends) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| self.spread(alarm, started, data, root).await)
+        let (request, ends) = self.of_broadcast(data, root);
+        self.once(&request, ends, || self.check_root(request.kind, root))
     }
 
     /// As [`Communicator::broadcast`]. Cancels the operation on all ranks if it is dropped.
@@ -61,31 +45,29 @@ impl Communicator {
         data: &mut [T],
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.spread(&mut SleepAlarm(sleep), started, data, root)
-            .await
+        let (request, ends) = self.of_broadcast(data, root);
+        let checked = self.check_root(request.kind, root);
+        self.once_async(&request, ends, checked).await
     }
 
-    async fn spread<A: Alarm, T: Element>(
+    fn of_broadcast<'a, T: Element>(
         &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &mut [T],
+        data: &'a mut [T],
         root: Rank,
-    ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::Broadcast;
-        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-        let root = match self.check_root(kind, root) {
-            Ok(root) => root,
-            Err(error) => return Err(turn.refuse(tag, error)),
+    ) -> (Operation, Ends<'a, T>) {
+        let request = self.rooted::<T>(OperationKind::Broadcast, data.len(), root);
+        // The root's own values are stored as well if the others get them rounded.
+        let ends = if root == self.rank() && request.wire.is_none() {
+            Ends::Kept(data)
+        } else {
+            Ends::Over(data)
         };
-        let request = Operation {
-            root: Some(root),
-            ..self.request::<T>(kind, data.len())
-        };
-        // The root's own values, too, if the others get them rounded.
-        let stores = root != self.inner.me || request.wire.is_some();
-        turn.run_in_place(alarm, tag, request, data, stores).await
+        (request, ends)
     }
+}
+
+started! {
+    broadcast[T: Element](data: Vec<T>, root: Rank) -> Vec<T>,
+    |of| of.rooted::<T>(OperationKind::Broadcast, data.len(), root),
+    |comm, data| comm.broadcast(data, root)
 }

@@ -1,8 +1,6 @@
 //! Operations on memory that the ranks of a host share.
 
-use std::time::Instant;
-
-use crate::blocking::Alarm;
+use super::forms::started;
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -43,9 +41,7 @@ impl Communicator {
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the host has not so much memory left: then the other
     /// ranks may have their buffers.
     pub fn buffer<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::Barrier;
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
+        self.in_turn(OperationKind::Barrier, async |alarm, turn, tag| {
             let request = Operation {
                 dtype: Some(T::DTYPE),
                 shape: crate::shape::of(&[len]),
@@ -103,42 +99,28 @@ impl Communicator {
             Quick::Begun(mut turn, tag) => {
                 let input = element::bytes_of(buffer);
                 let shared = Self::blocking(async |alarm, _| turn.resume(alarm, tag, input).await)?;
-                end_in(turn, buffer, shared, tainted);
+                end_in(&mut turn, buffer, shared, tainted);
                 return Ok(());
             }
             Quick::Failed(error) => return Err(error),
             Quick::No => buffer.untaint(tainted),
         }
-        Self::blocking(async |alarm, started| {
-            self.reduce_buffer(alarm, started, request, buffer, op)
-                .await
+        self.in_turn(request.kind, async |alarm, turn, tag| {
+            let tainted = buffer.taint();
+            if let Some(shared) = turn.run_buffers(alarm, tag, request, buffer).await? {
+                end_in(turn, buffer, shared, tainted);
+                return Ok(());
+            }
+            // It is another communicator's, or an algorithm is asked for.
+            buffer.untaint(tainted);
+            turn.run_in_place(alarm, tag, plain, buffer, true).await
         })
-    }
-
-    async fn reduce_buffer<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        request: Operation,
-        buffer: &mut SharedBuffer<T>,
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
-        let tainted = buffer.taint();
-        if let Some(shared) = turn.run_buffers(alarm, tag, request, buffer).await? {
-            end_in(turn, buffer, shared, tainted);
-            return Ok(());
-        }
-        // It is another communicator's, or an algorithm is asked for.
-        buffer.untaint(tainted);
-        let request = self.reduction::<T>(request.kind, buffer.len(), op);
-        turn.run_in_place(alarm, tag, request, buffer, true).await
     }
 }
 
 /// Puts the result of an operation in its buffer, which was `tainted` before or not.
 fn end_in<T: Element>(
-    mut turn: OpGuard<'_>,
+    turn: &mut OpGuard<'_>,
     buffer: &mut SharedBuffer<T>,
     shared: Shared,
     tainted: bool,
@@ -154,4 +136,14 @@ fn end_in<T: Element>(
             turn.store(buffer);
         }
     }
+}
+
+started! {
+    /// By name it takes a copy more, as on memory of this process alone.
+    all_reduce_buffer[T: Element](buffer: SharedBuffer<T>, op: ReduceOp) -> SharedBuffer<T>,
+    |of| Operation {
+        rows: Operation::OF_SHARED_BUFFER,
+        ..of.reduction::<T>(OperationKind::AllReduce, buffer.len(), op)
+    },
+    |comm, buffer| comm.all_reduce_buffer(buffer, op)
 }

@@ -2,7 +2,8 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{Ends, fits, make_room, too_many, wrong_buffer, zeros};
+use super::forms::{Ends, or_refuse, started};
+use super::{check_buffer, fits, invalid, make_room, set_offsets, too_many, zeros};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -39,8 +40,7 @@ impl Communicator {
     ///
     /// [`CollectiveError`], of which [`CollectiveError::Invalid`] if the length is no multiple of the world size.
     pub fn all_to_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        let received = zeros(data.len());
-        let mut received = self.or_refuse_now(OperationKind::AllToAll, received)?;
+        let mut received = self.needed(OperationKind::AllToAll, zeros(data.len()))?;
         self.all_to_all_into(data, &mut received)?;
         Ok(received)
     }
@@ -58,28 +58,15 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let (kind, world) = (OperationKind::AllToAll, self.world());
         let request = self.request::<T>(kind, data.len() / world);
-        if data.len().is_multiple_of(world)
-            && data.len() == received.len()
-            && let Some(done) = self.short(&request, Ends::Into(data, received))
-        {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if !data.len().is_multiple_of(world) {
-                let reason = format!(
-                    "{kind} of {} elements: they are not a whole number for each of {world} ranks; give splits to \
-                     all_to_all_varcount",
-                    data.len()
-                );
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+        let (length, given) = (data.len(), received.len());
+        self.once(&request, Ends::Into(data, received), || {
+            if !length.is_multiple_of(world) {
+                return Err(invalid(format!(
+                    "{kind} of {length} elements: they are not a whole number for each of {world} ranks; give splits to \
+                     all_to_all_varcount"
+                )));
             }
-            if data.len() != received.len() {
-                let what = format_args!("{kind} of {} elements", data.len());
-                let error = wrong_buffer(what, received.len(), data.len());
-                return Err(turn.refuse(tag, error));
-            }
-            turn.run_into(alarm, tag, request, data, received).await
+            check_buffer(format_args!("{kind} of {length} elements"), given, length)
         })
     }
 
@@ -129,21 +116,18 @@ impl Communicator {
         splits: &[usize],
         received: &mut Gathered<T>,
     ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let (kind, world) = (OperationKind::AllToAllVarcount, self.world());
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if splits.len() != world {
-                let what = format_args!("the splits of {kind} on {world} ranks");
-                return Err(turn.refuse(tag, wrong_buffer(what, splits.len(), world)));
-            }
+        let (kind, world) = (OperationKind::AllToAllVarcount, self.world());
+        self.in_turn(kind, async |alarm, turn, tag| {
+            let what = format_args!("the splits of {kind} on {world} ranks");
+            or_refuse(turn, tag, check_buffer(what, splits.len(), world))?;
             let sent = turn.engine().set_sent_offsets(splits.iter().copied());
-            let Some(sent) = sent.filter(|sent| *sent <= data.len()) else {
-                let reason = format!(
+            let sent = sent.filter(|sent| *sent <= data.len()).ok_or_else(|| {
+                invalid(format!(
                     "{kind} with splits {splits:?} of {} elements: they are more than there are",
                     data.len()
-                );
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            };
+                ))
+            });
+            let sent = or_refuse(turn, tag, sent)?;
             let request = Operation::lengths(OperationKind::AllToAll, kind, T::DTYPE, 1);
             let mut lengths = std::mem::take(&mut turn.engine().lengths);
             lengths.clear();
@@ -151,14 +135,7 @@ impl Communicator {
             turn.run(alarm, tag, request, bytemuck::cast_slice(&lengths))
                 .await?;
             turn.store(&mut lengths);
-            let counts = lengths.iter().map(|length| *length as usize);
-            let Some(total) = turn
-                .engine()
-                .set_offsets(counts)
-                .filter(|total| fits::<T>(*total))
-            else {
-                return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
-            };
+            let total = set_offsets::<T>(turn, tag.next_part(), &lengths)?;
             let values = self.request::<T>(kind, 0);
             let input = element::bytes_of(&data[..sent]);
             turn.run(alarm, tag.next_part(), values, input).await?;
@@ -215,9 +192,8 @@ impl Communicator {
     /// receiver may have the values all the same, if it took them just before the link ended or this rank's deadline passed.
     pub fn send<T: Element>(&self, data: &[T], to: Rank) -> Result<(), CollectiveError> {
         let pair = self.pair(self.rank(), to)?;
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::SendReceive;
-            let (mut turn, tag) = pair.turn(alarm, started, kind).await?;
+        let kind = OperationKind::SendReceive;
+        pair.in_turn(kind, async |alarm, turn, tag| {
             let values = pair.directed(pair.request::<T>(kind, data.len()), true);
             let bytes = element::bytes_of(data);
             let along = bytes.len() <= ALONG && values.is_plain();
@@ -284,11 +260,8 @@ impl Communicator {
         from: Rank,
     ) -> Result<(), CollectiveError> {
         self.receive_from(from, |wanted| {
-            if data.len() != wanted {
-                let what = format_args!("rank {from} sends {wanted} {}, to be received", T::DTYPE);
-                return Err(wrong_buffer(what, data.len(), wanted));
-            }
-            Ok(data)
+            let what = format_args!("rank {from} sends {wanted} {}, to be received", T::DTYPE);
+            check_buffer(what, data.len(), wanted).map(|()| data)
         })
     }
 
@@ -298,9 +271,8 @@ impl Communicator {
         room: impl FnOnce(usize) -> Result<&'a mut [T], CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let pair = self.pair(from, self.rank())?;
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::SendReceive;
-            let (mut turn, tag) = pair.turn(alarm, started, kind).await?;
+        let kind = OperationKind::SendReceive;
+        pair.in_turn(kind, async |alarm, turn, tag| {
             let request = pair.directed(first_part::<T>(), false);
             if let Err(error) = turn.run(alarm, tag, request, &[]).await {
                 // The sender may be past it already.
@@ -317,15 +289,12 @@ impl Communicator {
             } else {
                 Err(too_many::<T>(&first[..1]))
             };
-            let room = match room {
-                Ok(room) => room,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
+            let room = or_refuse(turn, tag, room)?;
             let values = pair.directed(pair.request::<T>(kind, room.len()), false);
             if is_along {
                 let bytes: &[u8] = bytemuck::cast_slice(&first[HEAD..]);
                 let bytes = along(bytes.get(..size_of_val(room)), &values);
-                let bytes = bytes.map_err(|error| turn.refuse(tag, error))?;
+                let bytes = or_refuse(turn, tag, bytes)?;
                 T::take_bytes(room, bytes);
                 turn.give_word(tag);
                 return Ok(());
@@ -338,11 +307,10 @@ impl Communicator {
     pub(super) fn pair(&self, from: Rank, to: Rank) -> Result<Self, CollectiveError> {
         let (inner, world) = (&self.inner, self.inner.world);
         if from == to || from.0 >= world || to.0 >= world {
-            let reason = format!(
+            return Err(invalid(format!(
                 "rank {from} can't send to rank {to}: one rank sends to another one, of ranks 0 to {}",
                 world - 1
-            );
-            return Err(CollectiveError::Invalid { reason });
+            )));
         }
         let pair = inner.pair(from.0, to.0);
         let (timeout, table) = {
@@ -372,6 +340,18 @@ impl Communicator {
             ..operation
         }
     }
+}
+
+started! {
+    all_to_all[T: Element](data: Vec<T>) -> Vec<T>,
+    |of| of.request::<T>(OperationKind::AllToAll, data.len()),
+    |comm| comm.all_to_all(&data)
+}
+
+started! {
+    all_to_all_varcount[T: Element](data: Vec<T>, splits: Vec<usize>) -> Gathered<T>,
+    |of| of.request::<T>(OperationKind::AllToAllVarcount, 0),
+    |comm| comm.all_to_all_varcount(&data, &splits)
 }
 
 /// The values that came along, if this rank asks for the same as the sender did.

@@ -5,12 +5,15 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{Ends, fits, make_room, too_many, wrong_buffer, zeros};
+use super::alike::Gather;
+use super::forms::{Ends, or_refuse, started};
+use super::{check_buffer, make_room, set_offsets, zeros};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
-use crate::operation::{Operation, OperationKind};
+use crate::group_core::OpGuard;
+use crate::operation::{Operation, OperationKind, Tag};
 
 /// What operations return whose parts have different lengths.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -61,8 +64,7 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn all_gather<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        let all = self.room_for_all(data);
-        let mut all = self.or_refuse_now(OperationKind::AllGather, all)?;
+        let mut all = self.room_for_all(OperationKind::AllGather, data)?;
         self.all_gather_into(data, &mut all)?;
         Ok(all)
     }
@@ -76,11 +78,13 @@ impl Communicator {
         &self,
         data: &[T],
     ) -> Result<Vec<T>, CollectiveError> {
-        let started = Instant::now();
-        let alarm = &mut SleepAlarm(pin!(self.inner.sleep()));
-        let (kind, all) = (OperationKind::AllGather, self.room_for_all(data));
-        let mut all = self.or_refuse(alarm, started, kind, all).await?;
-        self.gather_all(alarm, started, data, &mut all).await?;
+        let request = self.request::<T>(OperationKind::AllGather, data.len());
+        let (mut all, checked) = match zeros(data.len().saturating_mul(self.world())) {
+            Ok(all) => (all, Ok(())),
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        self.once_async(&request, Ends::Into(data, &mut all), checked)
+            .await?;
         Ok(all)
     }
 
@@ -111,12 +115,11 @@ impl Communicator {
         all: &mut [T],
     ) -> Result<(), CollectiveError> {
         let request = self.request::<T>(OperationKind::AllGather, data.len());
-        if Some(all.len()) == data.len().checked_mul(self.world())
-            && let Some(done) = self.short(&request, Ends::Into(data, all))
-        {
-            return done;
-        }
-        Self::blocking(async |alarm, started| self.gather_all(alarm, started, data, all).await)
+        let (length, given, world) = (data.len(), all.len(), self.world());
+        self.once(&request, Ends::Into(data, all), || {
+            let what = format_args!("all_gather of {length} elements on each of {world} ranks");
+            check_buffer(what, given, length.saturating_mul(world))
+        })
     }
 
     /// Gathers the ranks' values on every rank, in rank order. Each rank may give another length, 0 included.
@@ -162,17 +165,12 @@ impl Communicator {
         data: &[T],
     ) -> Result<Gathered<T>, CollectiveError> {
         let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        let mut all = Gathered::default();
+        let alarm = &mut SleepAlarm(pin!(self.inner.sleep()));
         let kind = OperationKind::AllGatherVarcount;
-        self.gather_varcount_on(
-            &mut SleepAlarm(sleep),
-            started,
-            data,
-            &mut all,
-            (kind, None),
-        )
-        .await?;
+        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
+        let mut all = Gathered::default();
+        self.gather_parts(alarm, &mut turn, tag, data, &mut all, None)
+            .await?;
         Ok(all)
     }
 
@@ -204,9 +202,8 @@ impl Communicator {
         all: &mut Gathered<T>,
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::AllGatherVarcount;
-        Self::blocking(async |alarm, started| {
-            self.gather_varcount_on(alarm, started, data, all, (kind, None))
-                .await
+        self.in_turn(kind, async |alarm, turn, tag| {
+            self.gather_parts(alarm, turn, tag, data, all, None).await
         })
     }
 
@@ -239,8 +236,7 @@ impl Communicator {
             self.gather_into(data, &mut [], root)?;
             return Ok(None);
         }
-        let all = self.room_for_all(data);
-        let mut all = self.or_refuse_now(OperationKind::Gather, all)?;
+        let mut all = self.room_for_all(OperationKind::Gather, data)?;
         self.gather_into(data, &mut all, root)?;
         Ok(Some(all))
     }
@@ -274,27 +270,16 @@ impl Communicator {
         all: &mut [T],
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::Gather;
-        let request = Operation {
-            root: Some(root.0),
-            ..self.request::<T>(kind, data.len())
-        };
-        let result = if root == self.rank() { all } else { &mut [] };
-        let wanted = data.len().saturating_mul(self.world());
-        let fits = root != self.rank() || result.len() == wanted;
-        if fits && let Some(done) = self.short(&request, Ends::Into(data, result)) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if let Err(error) = self.check_root(kind, root) {
-                return Err(turn.refuse(tag, error));
+        let request = self.rooted::<T>(OperationKind::Gather, data.len(), root);
+        let all = if root == self.rank() { all } else { &mut [] };
+        let (length, given) = (data.len(), all.len());
+        self.once(&request, Ends::Into(data, all), || {
+            self.check_root(request.kind, root)?;
+            if root != self.rank() {
+                return Ok(());
             }
-            if !fits {
-                let error = wrong_buffer(format_args!("{request}"), result.len(), wanted);
-                return Err(turn.refuse(tag, error));
-            }
-            turn.run_into(alarm, tag, request, data, result).await
+            let wanted = length.saturating_mul(self.world());
+            check_buffer(format_args!("{request}"), given, wanted)
         })
     }
 
@@ -342,62 +327,36 @@ impl Communicator {
         root: Rank,
     ) -> Result<(), CollectiveError> {
         let kind = OperationKind::GatherVarcount;
-        Self::blocking(async |alarm, started| {
-            self.gather_varcount_on(alarm, started, data, all, (kind, Some(root)))
+        self.in_turn(kind, async |alarm, turn, tag| {
+            or_refuse(turn, tag, self.check_root(kind, root))?;
+            self.gather_parts(alarm, turn, tag, data, all, Some(root.0))
                 .await
         })
     }
 
-    fn room_for_all<T: Element>(&self, data: &[T]) -> Result<Vec<T>, CollectiveError> {
-        zeros(data.len().saturating_mul(self.world()))
-    }
-
-    async fn gather_all<A: Alarm, T: Element>(
+    fn room_for_all<T: Element>(
         &self,
-        alarm: &mut A,
-        started: Instant,
+        kind: OperationKind,
         data: &[T],
-        all: &mut [T],
-    ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::AllGather;
-        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-        let request = self.request::<T>(kind, data.len());
-        if Some(all.len()) != data.len().checked_mul(self.world()) {
-            let what = format_args!(
-                "all_gather of {} elements on each of {} ranks",
-                data.len(),
-                self.world()
-            );
-            let error = wrong_buffer(what, all.len(), data.len().saturating_mul(self.world()));
-            return Err(turn.refuse(tag, error));
-        }
-        turn.run_into(alarm, tag, request, data, all).await
+    ) -> Result<Vec<T>, CollectiveError> {
+        self.needed(kind, zeros(data.len().saturating_mul(self.world())))
     }
 
-    async fn gather_varcount_on<A: Alarm, T: Element>(
+    /// Both parts of a gather of different lengths: to this root, or to all.
+    async fn gather_parts<A: Alarm, T: Element>(
         &self,
         alarm: &mut A,
-        started: Instant,
+        turn: &mut OpGuard<'_>,
+        tag: Tag,
         data: &[T],
         all: &mut Gathered<T>,
-        (kind, root): (OperationKind, Option<Rank>),
+        root: Option<u32>,
     ) -> Result<(), CollectiveError> {
-        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-        let root = match root.map(|root| self.check_root(kind, root)).transpose() {
-            Ok(root) => root,
-            Err(error) => return Err(turn.refuse(tag, error)),
-        };
+        let kind = turn.operation.kind;
         let lengths = self
-            .lengths::<_, T>(alarm, &mut turn, tag, (kind, root), &[data.len() as u64])
+            .lengths::<_, T>(alarm, turn, tag, (kind, root), &[data.len() as u64])
             .await?;
-        let counts = lengths.iter().map(|length| *length as usize);
-        let Some(total) = turn
-            .engine()
-            .set_offsets(counts)
-            .filter(|total| fits::<T>(*total))
-        else {
-            return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
-        };
+        let total = set_offsets::<T>(turn, tag.next_part(), &lengths)?;
         let values = Operation {
             root,
             ..self.request::<T>(kind, total)
@@ -412,4 +371,28 @@ impl Communicator {
         turn.engine().lengths = lengths;
         Ok(())
     }
+}
+
+started! {
+    all_gather[T: Element](data: Vec<T>) -> Vec<T>,
+    |of| of.request::<T>(OperationKind::AllGather, data.len()),
+    Gather(data)
+}
+
+started! {
+    all_gather_varcount[T: Element](data: Vec<T>) -> Gathered<T>,
+    |of| of.request::<T>(OperationKind::AllGatherVarcount, 0),
+    |comm| comm.all_gather_varcount(&data)
+}
+
+started! {
+    gather[T: Element](data: Vec<T>, root: Rank) -> Option<Vec<T>>,
+    |of| of.rooted::<T>(OperationKind::Gather, data.len(), root),
+    |comm| comm.gather(&data, root)
+}
+
+started! {
+    gather_varcount[T: Element](data: Vec<T>, root: Rank) -> Option<Gathered<T>>,
+    |of| of.rooted::<T>(OperationKind::GatherVarcount, 0, root),
+    |comm| comm.gather_varcount(&data, root)
 }

@@ -1,7 +1,8 @@
 //! Operations on several buffers at once: all succeed or none.
 
+use super::forms::{or_refuse, started};
 use super::reduce::width;
-use super::{Gathered, fits, make_room, room, too_many, total};
+use super::{Gathered, invalid, make_room, room, set_offsets, too_many, total};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -10,8 +11,17 @@ use crate::reduce;
 use crate::schedule::{Counts as _, Rows};
 use crate::shape;
 
-/// Most buffers of a gather.
+/// Most buffers of an operation that takes a number or a part for each.
 const MOST: usize = u16::MAX as usize;
+
+fn check_count(count: usize, what: &str) -> Result<(), CollectiveError> {
+    if count <= MOST {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{count} buffers {what}: give {MOST} at most"
+    )))
+}
 
 impl Communicator {
     /// As [`Communicator::all_reduce`], of several buffers in one operation: all succeed or none. The ranks give as many
@@ -45,8 +55,7 @@ impl Communicator {
             return self.all_reduce_each(buffers, op);
         }
         let request = self.grouped::<T>(buffers.iter().map(|buffer| buffer.len()), op);
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, request.kind).await?;
+        self.in_turn(request.kind, async |alarm, turn, tag| {
             let parts = || buffers.iter().map(|buffer| element::bytes_of(buffer));
             if !turn.run_parts(alarm, tag, request, parts).await? {
                 return Ok(());
@@ -67,14 +76,10 @@ impl Communicator {
         buffers: &mut [&mut [T]],
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::AllReduce;
-            let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
+        let kind = OperationKind::AllReduce;
+        self.in_turn(kind, async |alarm, turn, mut tag| {
             let count = buffers.len();
-            if count > usize::from(u16::MAX) {
-                let reason = format!("{count} buffers by adasum: give {} at most", u16::MAX);
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
+            or_refuse(turn, tag, check_count(count, "by adasum"))?;
             let shape = shape::of_each(buffers.iter().map(|buffer| buffer.len()));
             if count == 0 {
                 // Others may have some.
@@ -86,10 +91,8 @@ impl Communicator {
             }
             // For all of them at once: the others hear that there is no room here before anything is overwritten.
             let lengths = buffers.iter().map(|buffer| buffer.len());
-            let mut kept = match lengths.map(room).collect::<Result<Vec<Vec<T>>, _>>() {
-                Ok(kept) => kept,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
+            let kept = lengths.map(room).collect::<Result<Vec<Vec<T>>, _>>();
+            let mut kept = or_refuse(turn, tag, kept)?;
             for index in 0..count {
                 let buffer = &mut *buffers[index];
                 let request = Operation {
@@ -153,29 +156,21 @@ impl Communicator {
         &self,
         buffers: &[&[T]],
     ) -> Result<Vec<Gathered<T>>, CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::AllGatherVarcount;
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
+        let kind = OperationKind::AllGatherVarcount;
+        self.in_turn(kind, async |alarm, turn, tag| {
             let count = buffers.len();
-            if count > MOST {
-                let reason = format!("all_gather of {count} buffers: give {MOST} at most");
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
+            or_refuse(turn, tag, check_count(count, "to gather"))?;
             let own: Vec<u64> = buffers.iter().map(|buffer| buffer.len() as u64).collect();
             let lengths = self
-                .lengths::<_, T>(alarm, &mut turn, tag, (kind, None), &own)
+                .lengths::<_, T>(alarm, turn, tag, (kind, None), &own)
                 .await?;
             let of_rank = |rank: usize| &lengths[rank * count..][..count];
-            let sums: Vec<usize> = (0..self.world()).map(|rank| total(of_rank(rank))).collect();
-            let sum = turn.engine().set_offsets(sums.iter().copied());
-            let Some(sum) = sum.filter(|sum| fits::<T>(*sum)) else {
-                let sums: Vec<u64> = sums.into_iter().map(|sum| sum as u64).collect();
-                return Err(turn.refuse(tag.next_part(), too_many::<T>(&sums)));
-            };
+            let sums: Vec<u64> = (0..self.world())
+                .map(|rank| total(of_rank(rank)) as u64)
+                .collect();
+            let sum = set_offsets::<T>(turn, tag.next_part(), &sums)?;
             let mut given = Vec::new();
-            if let Err(error) = make_room(&mut given, total(&own)) {
-                return Err(turn.refuse(tag.next_part(), error));
-            }
+            or_refuse(turn, tag.next_part(), make_room(&mut given, total(&own)))?;
             let mut rest = &mut given[..];
             for buffer in buffers {
                 let (place, behind) = rest.split_at_mut(buffer.len());
@@ -244,30 +239,21 @@ impl Communicator {
         buffers: &[(&[T], usize)],
         op: ReduceOp,
     ) -> Result<Vec<Vec<T>>, CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::ReduceScatter;
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
+        self.in_turn(OperationKind::ReduceScatter, async |alarm, turn, tag| {
             let world = self.inner.world;
-            let mut splits = Vec::with_capacity(buffers.len());
-            for (data, rows) in buffers {
-                match width(data, *rows) {
-                    Ok(width) => splits.push(Rows {
-                        rows: *rows,
-                        width,
-                        world,
-                    }),
-                    Err(error) => return Err(turn.refuse(tag, error)),
-                }
-            }
+            let splits = buffers.iter().map(|(data, rows)| {
+                let (rows, width) = (*rows, width(data, *rows)?);
+                Ok(Rows { rows, width, world })
+            });
+            let splits: Vec<Rows> = or_refuse(turn, tag, splits.collect())?;
             // Rank 0 gets the most of each.
             let most: usize = splits.iter().map(|split| split.of(0)).sum();
             let lengths = buffers.iter().map(|(data, rows)| (data.len(), *rows));
             let request = self.rows_grouped::<T>(lengths, op);
             // One row for each rank.
             let mut packed = Vec::new();
-            if let Err(error) = make_room(&mut packed, most.saturating_mul(self.world())) {
-                return Err(turn.refuse(tag, error));
-            }
+            let length = most.saturating_mul(self.world());
+            or_refuse(turn, tag, make_room(&mut packed, length))?;
             for (rank, mut row) in (0..world).zip(packed.chunks_mut(most.max(1))) {
                 for ((data, _), split) in buffers.iter().zip(&splits) {
                     let (place, behind) = row.split_at_mut(split.of(rank));
@@ -276,9 +262,7 @@ impl Communicator {
                 }
             }
             let mut mine = Vec::new();
-            if let Err(error) = make_room(&mut mine, most) {
-                return Err(turn.refuse(tag, error));
-            }
+            or_refuse(turn, tag, make_room(&mut mine, most))?;
             turn.run_into(alarm, tag, request, &packed, &mut mine)
                 .await?;
             let mut rest = &mine[..];
@@ -309,5 +293,43 @@ impl Communicator {
             shape: shape::of_each(buffers.flat_map(|(length, rows)| [length, rows])),
             ..self.reduction::<T>(OperationKind::ReduceScatter, count, op)
         }
+    }
+}
+
+started! {
+    all_reduce_grouped[T: Element](buffers: Vec<Vec<T>>, op: ReduceOp) -> Vec<Vec<T>>,
+    |of| Operation {
+        // Not to be fused with others.
+        rows: buffers.len().max(1) as u64,
+        ..of.grouped::<T>(buffers.iter().map(Vec::len), op)
+    },
+    |comm, buffers| {
+        let mut parts: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        comm.all_reduce_grouped(&mut parts, op)
+    }
+}
+
+started! {
+    all_gather_grouped[T: Element](buffers: Vec<Vec<T>>) -> Vec<Gathered<T>>,
+    |of| Operation {
+        rows: buffers.len() as u64,
+        ..of.request::<T>(OperationKind::AllGatherVarcount, 0)
+    },
+    |comm| {
+        let buffers: Vec<&[T]> = buffers.iter().map(Vec::as_slice).collect();
+        comm.all_gather_grouped(&buffers)
+    }
+}
+
+started! {
+    reduce_scatter_grouped[T: Element](buffers: Vec<(Vec<T>, usize)>, op: ReduceOp) -> Vec<Vec<T>>,
+    |of| Operation {
+        // Not to be fused with others.
+        rows: Operation::OF_SEVERAL,
+        ..of.rows_grouped::<T>(buffers.iter().map(|(data, rows)| (data.len(), *rows)), op)
+    },
+    |comm| {
+        let buffers = buffers.iter().map(|(data, rows)| (data.as_slice(), *rows));
+        comm.reduce_scatter_grouped(&buffers.collect::<Vec<_>>(), op)
     }
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::total;
+use super::forms::or_refuse;
+use super::{invalid, total};
 use crate::blocking::{Alarm, SleepAlarm};
 use crate::communicator::Communicator;
 use crate::driver::engine::Engine;
@@ -70,12 +71,10 @@ impl Communicator {
 
     /// Returns who joined last, and in which operation that was found.
     fn join_in_order(&self) -> Result<(Rank, Tag), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::AllGather;
-            let (mut turn, mut tag) = self.turn(alarm, started, kind).await?;
+        self.in_turn(OperationKind::AllGather, async |alarm, turn, mut tag| {
             let first = tag;
             loop {
-                match self.follow(alarm, &mut turn, tag, first.operation).await {
+                match self.follow(alarm, turn, tag, first.operation).await {
                     Ok(Followed::AllJoined(last)) => return Ok((last, tag)),
                     Ok(Followed::Done { has_more: true }) => {
                         tag = tag.next_part();
@@ -104,10 +103,9 @@ impl Communicator {
 
     /// Takes part in the next operation, whichever it is.
     pub(crate) fn follow_one(&self) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let (mut turn, mut tag) = self.turn(alarm, started, OperationKind::AllGather).await?;
+        self.in_turn(OperationKind::AllGather, async |alarm, turn, mut tag| {
             loop {
-                let followed = self.follow(alarm, &mut turn, tag, tag.operation);
+                let followed = self.follow(alarm, turn, tag, tag.operation);
                 let Followed::Done { has_more: true } = followed.await? else {
                     return Ok(());
                 };
@@ -171,38 +169,14 @@ impl Communicator {
             let last = stamps.into_iter().max().unwrap_or(0);
             return Ok(Followed::AllJoined(Rank(last as u32)));
         };
-        let wants_all = asked.wants_all();
-        if !wants_all && !asked.is_sound(self.inner.world) {
-            let reason = format!("{asked}: it is asked for by a peer, and nobody can do that");
-            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-        }
-        let is_root = asked.root == Some(me);
-        let possible = match asked.kind {
-            OperationKind::AllReduce
-            | OperationKind::ReduceScatter
-            | OperationKind::Barrier
-            | OperationKind::AllGatherCounts => true,
-            OperationKind::Reduce
-            | OperationKind::Broadcast
-            | OperationKind::AllGatherVarcount
-            | OperationKind::GatherVarcount => !is_root,
-            // The lengths of a gather.
-            OperationKind::AllGather => {
-                matches!(Mark::of(asked.shape), Some(Mark::Lengths { .. })) && !is_root
-            }
-            _ => false,
-        };
-        if wants_all || !possible {
-            let reason = format!("{asked} is not possible: rank {me} has joined and has no data");
-            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-        }
+        or_refuse(turn, tag, self.may_follow(&asked))?;
         let varcount = matches!(
             asked.kind,
             OperationKind::AllGatherVarcount | OperationKind::GatherVarcount
         );
         if varcount && !turn.engine().is_share_empty(asked.count) {
             let reason = format!("{asked}: its lengths are not those that rank {me} heard of");
-            return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
+            return Err(turn.refuse(tag, invalid(reason)));
         }
         // That not all have data is known to all by now, so it goes over the links.
         turn.run_over_links(alarm, tag, asked, Engine::load_neutral)
@@ -222,6 +196,37 @@ impl Communicator {
         // A peer may claim parts without end.
         let has_more = asked.has_more() && tag.part < u16::MAX;
         Ok(Followed::Done { has_more })
+    }
+
+    /// Whether a rank without data can take part in this operation.
+    fn may_follow(&self, asked: &Operation) -> Result<(), CollectiveError> {
+        let (me, wants_all) = (self.inner.me, asked.wants_all());
+        if !wants_all && !asked.is_sound(self.inner.world) {
+            let reason = format!("{asked}: it is asked for by a peer, and nobody can do that");
+            return Err(invalid(reason));
+        }
+        let is_root = asked.root == Some(me);
+        let possible = match asked.kind {
+            OperationKind::AllReduce
+            | OperationKind::ReduceScatter
+            | OperationKind::Barrier
+            | OperationKind::AllGatherCounts => true,
+            OperationKind::Reduce
+            | OperationKind::Broadcast
+            | OperationKind::AllGatherVarcount
+            | OperationKind::GatherVarcount => !is_root,
+            // The lengths of a gather.
+            OperationKind::AllGather => {
+                matches!(Mark::of(asked.shape), Some(Mark::Lengths { .. })) && !is_root
+            }
+            _ => false,
+        };
+        if possible && !wants_all {
+            return Ok(());
+        }
+        Err(invalid(format!(
+            "{asked} is not possible: rank {me} has joined and has no data"
+        )))
     }
 }
 

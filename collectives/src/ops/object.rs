@@ -4,7 +4,8 @@ use kolo_transport::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{fits, make_room, too_many};
+use super::forms::{or_refuse, started};
+use super::{fits, invalid, make_room, too_many};
 use crate::DType;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
@@ -42,57 +43,40 @@ impl Communicator {
         value: Option<T>,
         root: Rank,
     ) -> Result<T, CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let kind = OperationKind::Broadcast;
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let root = match self.check_root(kind, root) {
-                Ok(root) => root,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let is_root = root == self.inner.me;
-            let encoded = match &value {
+        let kind = OperationKind::Broadcast;
+        self.in_turn(kind, async |alarm, turn, tag| {
+            let is_root = root == self.rank();
+            let encoded = self.check_root(kind, root).and_then(|()| match &value {
                 _ if !is_root => Ok(Vec::new()),
                 Some(value) => encode(value),
-                None => Err(CollectiveError::Invalid {
-                    reason: format!("broadcast_object: rank {root} is the root and gave no value"),
-                }),
-            };
-            let encoded = match encoded {
-                Ok(encoded) => encoded,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
+                None => Err(invalid(format!(
+                    "broadcast_object: rank {root} is the root and gave no value"
+                ))),
+            });
+            let encoded = or_refuse(turn, tag, encoded)?;
             let request = |dtype, count| Operation {
-                root: Some(root),
+                root: Some(root.0),
                 shape: Mark::Object.encode(),
                 ..Operation::new(kind, Some(dtype), count)
             };
             let mut length = [encoded.len() as u64];
             let input = length;
-            turn.run(
-                alarm,
-                tag,
-                request(DType::U64, 1),
-                bytemuck::cast_slice(&input),
-            )
-            .await?;
+            let input = bytemuck::cast_slice(&input);
+            turn.run(alarm, tag, request(DType::U64, 1), input).await?;
             turn.store(&mut length);
-            if !fits::<u8>(length[0] as usize) {
-                return Err(turn.refuse(tag.next_part(), too_many::<u8>(&length)));
-            }
-            turn.run(
-                alarm,
-                tag.next_part(),
-                request(DType::U8, length[0]),
-                &encoded,
-            )
-            .await?;
+            let [count] = length;
+            let fits = fits::<u8>(count as usize).then_some(());
+            let fits = fits.ok_or_else(|| too_many::<u8>(&length));
+            or_refuse(turn, tag.next_part(), fits)?;
+            let values = request(DType::U8, count);
+            turn.run(alarm, tag.next_part(), values, &encoded).await?;
             match value {
                 Some(value) if is_root => Ok(value),
                 _ => {
                     let mut bytes = Vec::new();
-                    make_room::<u8>(&mut bytes, length[0] as usize)?;
+                    make_room::<u8>(&mut bytes, count as usize)?;
                     turn.store(&mut bytes);
-                    decode(&bytes, root)
+                    decode(&bytes, root.0)
                 }
             }
         })
@@ -122,16 +106,7 @@ impl Communicator {
         &self,
         value: &T,
     ) -> Result<Vec<T>, CollectiveError> {
-        let encoded = match encode(value) {
-            Ok(encoded) => encoded,
-            Err(error) => {
-                return Self::blocking(async |alarm, started| {
-                    let kind = OperationKind::AllGatherVarcount;
-                    let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-                    Err(turn.refuse(tag, error))
-                });
-            }
-        };
+        let encoded = self.needed(OperationKind::AllGatherVarcount, encode(value))?;
         let options = crate::Options::new().called(self.options.name, self.options.asked);
         let objects = self.with(options.marked(Mark::Object));
         let all = objects.all_gather_varcount(&encoded)?;
@@ -141,12 +116,31 @@ impl Communicator {
     }
 }
 
+started! {
+    broadcast_object[T: Serialize + DeserializeOwned + Send + 'static](value: Option<T>, root: Rank) -> T,
+    |_of| Operation {
+        root: Some(root.0),
+        shape: Mark::Object.encode(),
+        ..Operation::new(OperationKind::Broadcast, Some(DType::U8), 0)
+    },
+    |comm| comm.broadcast_object(value, root)
+}
+
+started! {
+    all_gather_object[T: Serialize + DeserializeOwned + Send + 'static](value: T) -> Vec<T>,
+    |_of| Operation {
+        shape: Mark::Object.encode(),
+        ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::U8), 0)
+    },
+    |comm| comm.all_gather_object(&value)
+}
+
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CollectiveError> {
-    rmp_serde::to_vec_named(value).map_err(|error| CollectiveError::Invalid {
-        reason: format!(
-            "a value of type {} can't be serialised: {error}",
-            std::any::type_name::<T>()
-        ),
+    rmp_serde::to_vec_named(value).map_err(|error| {
+        let name = std::any::type_name::<T>();
+        invalid(format!(
+            "a value of type {name} can't be serialised: {error}"
+        ))
     })
 }
 
@@ -154,12 +148,10 @@ fn decode<T: DeserializeOwned>(bytes: &[u8], rank: u32) -> Result<T, CollectiveE
     if bytes.is_empty() {
         // Whatever is serialised has a byte at least.
         let reason = format!("rank {rank} has joined: it has no value to give");
-        return Err(CollectiveError::Invalid { reason });
+        return Err(invalid(reason));
     }
-    rmp_serde::from_slice(bytes).map_err(|error| CollectiveError::Invalid {
-        reason: format!(
-            "what rank {rank} gave is no {}: {error}",
-            std::any::type_name::<T>()
-        ),
+    rmp_serde::from_slice(bytes).map_err(|error| {
+        let name = std::any::type_name::<T>();
+        invalid(format!("what rank {rank} gave is no {name}: {error}"))
     })
 }

@@ -1,15 +1,14 @@
 //! All-reduce, reduce, reduce-scatter.
 
 use std::ops::Range;
-use std::pin::pin;
-use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{Ends, make_room, wrong_buffer};
-use crate::blocking::{Alarm, SleepAlarm};
+use super::alike::{Reduce, ReduceScatter};
+use super::forms::{Ends, right, started};
+use super::{check_buffer, invalid, make_room};
 use crate::communicator::Communicator;
-use crate::element::{self, Element};
+use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
@@ -42,10 +41,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        if let Some(done) = self.short(&request, Ends::Over(data)) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| self.reduce_all(alarm, started, data, op).await)
+        self.once(&request, Ends::Over(data), right)
     }
 
     /// As [`Communicator::all_reduce`]. Cancels the operation on all ranks if it is dropped.
@@ -58,10 +54,8 @@ impl Communicator {
         data: &mut [T],
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let started = Instant::now();
-        let sleep = pin!(self.inner.sleep());
-        self.reduce_all(&mut SleepAlarm(sleep), started, data, op)
-            .await
+        let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        self.once_async(&request, Ends::Over(data), Ok(())).await
     }
 
     /// As [`Communicator::all_reduce`], into another buffer of the same length.
@@ -91,20 +85,10 @@ impl Communicator {
         result: &mut [T],
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::AllReduce;
-        let request = self.reduction::<T>(kind, data.len(), op);
-        if data.len() == result.len()
-            && let Some(done) = self.short(&request, Ends::Into(data, result))
-        {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if data.len() != result.len() {
-                let error = wrong_buffer(format_args!("{request}"), result.len(), data.len());
-                return Err(turn.refuse(tag, error));
-            }
-            turn.run_into(alarm, tag, request, data, result).await
+        let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        let (wanted, given) = (data.len(), result.len());
+        self.once(&request, Ends::Into(data, result), || {
+            check_buffer(format_args!("{request}"), given, wanted)
         })
     }
 
@@ -135,30 +119,16 @@ impl Communicator {
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::Reduce;
         let request = Operation {
             root: Some(root.0),
-            ..self.reduction::<T>(kind, data.len(), op)
+            ..self.reduction::<T>(OperationKind::Reduce, data.len(), op)
         };
-        let is_root = root == self.rank();
-        let ends = if is_root {
+        let ends = if root == self.rank() {
             Ends::Over(data)
         } else {
             Ends::Nowhere(data)
         };
-        if let Some(done) = self.short(&request, ends) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if let Err(error) = self.check_root(kind, root) {
-                return Err(turn.refuse(tag, error));
-            }
-            if is_root {
-                return turn.run_in_place(alarm, tag, request, data, true).await;
-            }
-            turn.run(alarm, tag, request, element::bytes_of(data)).await
-        })
+        self.once(&request, ends, || self.check_root(request.kind, root))
     }
 
     /// Combines the ranks' values; every rank gets its part of the result.
@@ -228,12 +198,9 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         self.scatter_reduced(data, rows, op, |length| {
-            if part.len() == length {
-                return Ok(part);
-            }
             let rank = self.inner.me;
             let what = format_args!("reduce_scatter of {rows} rows on rank {rank}");
-            Err(wrong_buffer(what, part.len(), length))
+            check_buffer(what, part.len(), length).map(|()| part)
         })
     }
 
@@ -244,21 +211,14 @@ impl Communicator {
         op: ReduceOp,
         room: impl FnOnce(usize) -> Result<&'a mut [T], CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::ReduceScatter;
         let request = Operation {
             rows: rows as u64,
-            ..self.reduction::<T>(kind, data.len(), op)
+            ..self.reduction::<T>(OperationKind::ReduceScatter, data.len(), op)
         };
         let room =
             width(data, rows).and_then(|width| room(self.rows_of(rows, self.rank()).len() * width));
-        let room = self.or_refuse_now(kind, room)?;
-        if let Some(done) = self.short(&request, Ends::Into(data, room)) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            turn.run_into(alarm, tag, request, data, room).await
-        })
+        let room = self.needed(request.kind, room)?;
+        self.once(&request, Ends::Into(data, room), right)
     }
 
     /// The rows that a rank of this group gets of a [`Communicator::reduce_scatter`]. Panics if there is no such rank.
@@ -282,19 +242,30 @@ impl Communicator {
         let start = split.before(rank.0);
         start..start + split.of(rank.0)
     }
+}
 
-    async fn reduce_all<A: Alarm, T: Element>(
-        &self,
-        alarm: &mut A,
-        started: Instant,
-        data: &mut [T],
-        op: ReduceOp,
-    ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::AllReduce;
-        let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-        let request = self.reduction::<T>(kind, data.len(), op);
-        turn.run_in_place(alarm, tag, request, data, true).await
-    }
+started! {
+    all_reduce[T: Element](data: Vec<T>, op: ReduceOp) -> Vec<T>,
+    |of| of.reduction::<T>(OperationKind::AllReduce, data.len(), op),
+    Reduce(data, op)
+}
+
+started! {
+    reduce[T: Element](data: Vec<T>, op: ReduceOp, root: Rank) -> Vec<T>,
+    |of| Operation {
+        root: Some(root.0),
+        ..of.reduction::<T>(OperationKind::Reduce, data.len(), op)
+    },
+    |comm, data| comm.reduce(data, op, root)
+}
+
+started! {
+    reduce_scatter[T: Element](data: Vec<T>, rows: usize, op: ReduceOp) -> Vec<T>,
+    |of| Operation {
+        rows: rows as u64,
+        ..of.reduction::<T>(OperationKind::ReduceScatter, data.len(), op)
+    },
+    ReduceScatter(data, rows, op)
 }
 
 /// Elements of a row.
@@ -303,9 +274,8 @@ pub(super) fn width<T>(data: &[T], rows: usize) -> Result<usize, CollectiveError
     if width * rows == data.len() {
         return Ok(width);
     }
-    let reason = format!(
+    Err(invalid(format!(
         "reduce_scatter of {} elements in {rows} rows: the elements are a whole number for each row; a vector of n has n rows",
         data.len()
-    );
-    Err(CollectiveError::Invalid { reason })
+    )))
 }

@@ -2,7 +2,8 @@
 
 use kolo_transport::ids::Rank;
 
-use super::{Ends, fits, make_room, too_many, wrong_buffer};
+use super::forms::{Ends, or_refuse, started};
+use super::{check_buffer, invalid, make_room, set_offsets};
 use crate::communicator::Communicator;
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
@@ -39,12 +40,7 @@ impl Communicator {
         root: Rank,
     ) -> Result<Vec<T>, CollectiveError> {
         let mut part = Vec::new();
-        if let Err(error) = make_room(&mut part, length) {
-            return Self::blocking(async |alarm, started| {
-                let (mut turn, tag) = self.turn(alarm, started, OperationKind::Scatter).await?;
-                Err(turn.refuse(tag, error))
-            });
-        }
+        self.needed(OperationKind::Scatter, make_room(&mut part, length))?;
         self.scatter_into(data, &mut part, root)?;
         Ok(part)
     }
@@ -60,31 +56,18 @@ impl Communicator {
         part: &mut [T],
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        let kind = OperationKind::Scatter;
-        let request = Operation {
-            root: Some(root.0),
-            ..self.request::<T>(kind, part.len())
-        };
-        let input = if root == self.rank() { data } else { &[] };
-        let fits = root != self.rank() || Some(data.len()) == part.len().checked_mul(self.world());
-        if fits && let Some(done) = self.short(&request, Ends::Into(input, part)) {
-            return done;
-        }
-        Self::blocking(async |alarm, started| {
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            if let Err(error) = self.check_root(kind, root) {
-                return Err(turn.refuse(tag, error));
+        let request = self.rooted::<T>(OperationKind::Scatter, part.len(), root);
+        let (given, length, world) = (data.len(), part.len(), self.world());
+        let is_root = root == self.rank();
+        let input = if is_root { data } else { &[] };
+        self.once(&request, Ends::Into(input, part), || {
+            self.check_root(request.kind, root)?;
+            if !is_root || Some(given) == length.checked_mul(world) {
+                return Ok(());
             }
-            if !fits {
-                let reason = format!(
-                    "{request}: the root gave {} elements, which is not {} for each of {} ranks",
-                    data.len(),
-                    part.len(),
-                    self.world()
-                );
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
-            turn.run_into(alarm, tag, request, input, part).await
+            Err(invalid(format!(
+                "{request}: the root gave {given} elements, which is not {length} for each of {world} ranks"
+            )))
         })
     }
 
@@ -136,30 +119,18 @@ impl Communicator {
         part: &mut Vec<T>,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        Self::blocking(async |alarm, started| {
-            let (kind, world) = (OperationKind::ScatterVarcount, self.world());
-            let (mut turn, tag) = self.turn(alarm, started, kind).await?;
-            let root = match self.check_root(kind, root) {
-                Ok(root) => root,
-                Err(error) => return Err(turn.refuse(tag, error)),
-            };
-            let is_root = root == self.inner.me;
-            let sum = counts
-                .iter()
-                .try_fold(0_usize, |sum, count| sum.checked_add(*count));
-            if is_root && counts.len() != world {
-                let what = format_args!("the counts of {kind} on {world} ranks");
-                return Err(turn.refuse(tag, wrong_buffer(what, counts.len(), world)));
-            }
-            if is_root && sum != Some(data.len()) {
-                let reason = format!(
-                    "{kind} of {counts:?} elements: the root gave {} elements in all",
-                    data.len()
-                );
-                return Err(turn.refuse(tag, CollectiveError::Invalid { reason }));
-            }
+        let (kind, world) = (OperationKind::ScatterVarcount, self.world());
+        self.in_turn(kind, async |alarm, turn, tag| {
+            let is_root = root == self.rank();
+            let checked = self.check_root(kind, root).and_then(|()| {
+                if is_root {
+                    check_counts(counts, data.len(), world)?;
+                }
+                Ok(())
+            });
+            or_refuse(turn, tag, checked)?;
             let request = Operation {
-                root: Some(root),
+                root: Some(root.0),
                 ..Operation::lengths(OperationKind::Broadcast, kind, T::DTYPE, world as u64)
             };
             let mut lengths = std::mem::take(&mut turn.engine().lengths);
@@ -169,18 +140,8 @@ impl Communicator {
             turn.run(alarm, tag, request, bytemuck::cast_slice(&lengths))
                 .await?;
             turn.store(&mut lengths);
-            let all = lengths.iter().map(|length| *length as usize);
-            let Some(total) = turn
-                .engine()
-                .set_offsets(all)
-                .filter(|total| fits::<T>(*total))
-            else {
-                return Err(turn.refuse(tag.next_part(), too_many::<T>(&lengths)));
-            };
-            let values = Operation {
-                root: Some(root),
-                ..self.request::<T>(kind, total)
-            };
+            let total = set_offsets::<T>(turn, tag.next_part(), &lengths)?;
+            let values = self.rooted::<T>(kind, total, root);
             let input = if is_root { data } else { &[] };
             turn.run(alarm, tag.next_part(), values, element::bytes_of(input))
                 .await?;
@@ -191,4 +152,30 @@ impl Communicator {
             Ok(())
         })
     }
+}
+
+/// Whether the root's counts are one for each rank, and those of all its elements.
+fn check_counts(counts: &[usize], given: usize, world: usize) -> Result<(), CollectiveError> {
+    let kind = OperationKind::ScatterVarcount;
+    let what = format_args!("the counts of {kind} on {world} ranks");
+    check_buffer(what, counts.len(), world)?;
+    let mut counted = counts.iter();
+    if counted.try_fold(0_usize, |sum, count| sum.checked_add(*count)) == Some(given) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{kind} of {counts:?} elements: the root gave {given} elements in all"
+    )))
+}
+
+started! {
+    scatter[T: Element](data: Vec<T>, length: usize, root: Rank) -> Vec<T>,
+    |of| of.rooted::<T>(OperationKind::Scatter, length, root),
+    |comm| comm.scatter(&data, length, root)
+}
+
+started! {
+    scatter_varcount[T: Element](data: Vec<T>, counts: Vec<usize>, root: Rank) -> Vec<T>,
+    |of| of.rooted::<T>(OperationKind::ScatterVarcount, 0, root),
+    |comm| comm.scatter_varcount(&data, &counts, root)
 }

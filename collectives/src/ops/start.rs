@@ -7,19 +7,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kolo_transport::ids::Rank;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
-use super::Gathered;
-use super::alike::{Gather, Job, Reduce, ReduceScatter, Waiting, in_place};
+use super::alike::{Job, Waiting, in_place};
 use crate::communicator::Communicator;
-use crate::element::{DType, Element};
+use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::handle::{Ended, Handle, Progress};
 use crate::negotiation::{Negotiation, Task, may_fuse};
-use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::shape::Mark;
-use crate::shm::buffer::SharedBuffer;
+use crate::operation::Operation;
 
 /// Starts operations that run by themselves: see [`Communicator::start`] and [`Communicator::named`].
 ///
@@ -50,7 +45,7 @@ use crate::shm::buffer::SharedBuffer;
 #[derive(Debug, Clone)]
 #[must_use = "it starts nothing by itself"]
 pub struct Start {
-    comm: Communicator,
+    pub(super) comm: Communicator,
     name: Option<String>,
 }
 
@@ -168,7 +163,7 @@ impl Start {
     }
 
     /// As [`Start::submit`], of what may be done together with others by name.
-    fn submit_job<J: Job>(&self, operation: Operation, job: J) -> Handle<J::Result> {
+    pub(super) fn submit_job<J: Job>(&self, operation: Operation, job: J) -> Handle<J::Result> {
         if self.name.is_some() && may_fuse(&operation, self.comm.inner.world) {
             let (handle, promise) = Handle::new();
             let waiting = Waiting { job, promise };
@@ -182,7 +177,7 @@ impl Start {
     }
 
     /// An operation whose result is what `perform` returns.
-    fn give<R: Send + 'static>(
+    pub(super) fn give<R: Send + 'static>(
         &self,
         operation: Operation,
         perform: impl FnOnce(&Communicator) -> Result<R, CollectiveError> + Send + 'static,
@@ -193,7 +188,7 @@ impl Start {
     }
 
     /// An operation whose result is in its input, which comes back after a failure.
-    fn change<D: Send + 'static>(
+    pub(super) fn change<D: Send + 'static>(
         &self,
         operation: Operation,
         mut data: D,
@@ -213,223 +208,6 @@ impl Start {
         let options = self.comm.options;
         let options = options.called(options.name, Some(Instant::now()));
         negotiation.submit(name, (options, operation), timeout, task);
-    }
-
-    /// An operation as it is negotiated.
-    fn operation<T: Element>(&self, kind: OperationKind, count: usize) -> Operation {
-        self.comm.request::<T>(kind, count)
-    }
-
-    fn rooted<T: Element>(&self, kind: OperationKind, count: usize, root: Rank) -> Operation {
-        Operation {
-            root: Some(root.0),
-            ..self.operation::<T>(kind, count)
-        }
-    }
-
-    fn reduction<T: Element>(&self, kind: OperationKind, count: usize, op: ReduceOp) -> Operation {
-        self.comm.reduction::<T>(kind, count, op)
-    }
-
-    /// See [`Communicator::all_reduce`].
-    pub fn all_reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp) -> Handle<Vec<T>> {
-        let operation = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        self.submit_job(operation, Reduce(data, op))
-    }
-
-    /// See [`Communicator::all_reduce_grouped`].
-    pub fn all_reduce_grouped<T: Element>(
-        &self,
-        buffers: Vec<Vec<T>>,
-        op: ReduceOp,
-    ) -> Handle<Vec<Vec<T>>> {
-        let lengths = buffers.iter().map(Vec::len);
-        let operation = Operation {
-            // Not to be fused with others.
-            rows: buffers.len().max(1) as u64,
-            ..self.comm.grouped::<T>(lengths, op)
-        };
-        self.change(operation, buffers, move |comm, buffers| {
-            let mut parts: Vec<&mut [T]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-            comm.all_reduce_grouped(&mut parts, op)
-        })
-    }
-
-    /// See [`Communicator::all_reduce_buffer`]. By name it takes a copy more, as on memory of this process alone.
-    pub fn all_reduce_buffer<T: Element>(
-        &self,
-        buffer: SharedBuffer<T>,
-        op: ReduceOp,
-    ) -> Handle<SharedBuffer<T>> {
-        let operation = Operation {
-            rows: Operation::OF_SHARED_BUFFER,
-            ..self.reduction::<T>(OperationKind::AllReduce, buffer.len(), op)
-        };
-        self.change(operation, buffer, move |comm, buffer| {
-            comm.all_reduce_buffer(buffer, op)
-        })
-    }
-
-    /// See [`Communicator::reduce`].
-    pub fn reduce<T: Element>(&self, data: Vec<T>, op: ReduceOp, root: Rank) -> Handle<Vec<T>> {
-        let operation = Operation {
-            root: Some(root.0),
-            ..self.reduction::<T>(OperationKind::Reduce, data.len(), op)
-        };
-        self.change(operation, data, move |comm, data| {
-            comm.reduce(data, op, root)
-        })
-    }
-
-    /// See [`Communicator::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(
-        &self,
-        data: Vec<T>,
-        rows: usize,
-        op: ReduceOp,
-    ) -> Handle<Vec<T>> {
-        let operation = Operation {
-            rows: rows as u64,
-            ..self.reduction::<T>(OperationKind::ReduceScatter, data.len(), op)
-        };
-        self.submit_job(operation, ReduceScatter(data, rows, op))
-    }
-
-    /// See [`Communicator::reduce_scatter_grouped`].
-    pub fn reduce_scatter_grouped<T: Element>(
-        &self,
-        buffers: Vec<(Vec<T>, usize)>,
-        op: ReduceOp,
-    ) -> Handle<Vec<Vec<T>>> {
-        let lengths = buffers.iter().map(|(data, rows)| (data.len(), *rows));
-        let operation = Operation {
-            // Not to be fused with others.
-            rows: Operation::OF_SEVERAL,
-            ..self.comm.rows_grouped::<T>(lengths, op)
-        };
-        self.give(operation, move |comm| {
-            let buffers: Vec<(&[T], usize)> = buffers
-                .iter()
-                .map(|(data, rows)| (data.as_slice(), *rows))
-                .collect();
-            comm.reduce_scatter_grouped(&buffers, op)
-        })
-    }
-
-    /// See [`Communicator::broadcast`].
-    pub fn broadcast<T: Element>(&self, data: Vec<T>, root: Rank) -> Handle<Vec<T>> {
-        let operation = self.rooted::<T>(OperationKind::Broadcast, data.len(), root);
-        self.change(operation, data, move |comm, data| {
-            comm.broadcast(data, root)
-        })
-    }
-
-    /// See [`Communicator::all_gather`].
-    pub fn all_gather<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
-        let operation = self.operation::<T>(OperationKind::AllGather, data.len());
-        self.submit_job(operation, Gather(data))
-    }
-
-    /// See [`Communicator::all_gather_varcount`].
-    pub fn all_gather_varcount<T: Element>(&self, data: Vec<T>) -> Handle<Gathered<T>> {
-        let operation = self.operation::<T>(OperationKind::AllGatherVarcount, 0);
-        self.give(operation, move |comm| comm.all_gather_varcount(&data))
-    }
-
-    /// See [`Communicator::all_gather_grouped`].
-    pub fn all_gather_grouped<T: Element>(&self, buffers: Vec<Vec<T>>) -> Handle<Vec<Gathered<T>>> {
-        let operation = Operation {
-            rows: buffers.len() as u64,
-            ..self.operation::<T>(OperationKind::AllGatherVarcount, 0)
-        };
-        self.give(operation, move |comm| {
-            let buffers: Vec<&[T]> = buffers.iter().map(Vec::as_slice).collect();
-            comm.all_gather_grouped(&buffers)
-        })
-    }
-
-    /// See [`Communicator::gather`].
-    pub fn gather<T: Element>(&self, data: Vec<T>, root: Rank) -> Handle<Option<Vec<T>>> {
-        let operation = self.rooted::<T>(OperationKind::Gather, data.len(), root);
-        self.give(operation, move |comm| comm.gather(&data, root))
-    }
-
-    /// See [`Communicator::gather_varcount`].
-    pub fn gather_varcount<T: Element>(
-        &self,
-        data: Vec<T>,
-        root: Rank,
-    ) -> Handle<Option<Gathered<T>>> {
-        let operation = self.rooted::<T>(OperationKind::GatherVarcount, 0, root);
-        self.give(operation, move |comm| comm.gather_varcount(&data, root))
-    }
-
-    /// See [`Communicator::scatter`].
-    pub fn scatter<T: Element>(&self, data: Vec<T>, length: usize, root: Rank) -> Handle<Vec<T>> {
-        let operation = self.rooted::<T>(OperationKind::Scatter, length, root);
-        self.give(operation, move |comm| comm.scatter(&data, length, root))
-    }
-
-    /// See [`Communicator::scatter_varcount`].
-    pub fn scatter_varcount<T: Element>(
-        &self,
-        data: Vec<T>,
-        counts: Vec<usize>,
-        root: Rank,
-    ) -> Handle<Vec<T>> {
-        let operation = self.rooted::<T>(OperationKind::ScatterVarcount, 0, root);
-        self.give(operation, move |comm| {
-            comm.scatter_varcount(&data, &counts, root)
-        })
-    }
-
-    /// See [`Communicator::all_to_all`].
-    pub fn all_to_all<T: Element>(&self, data: Vec<T>) -> Handle<Vec<T>> {
-        let operation = self.operation::<T>(OperationKind::AllToAll, data.len());
-        self.give(operation, move |comm| comm.all_to_all(&data))
-    }
-
-    /// See [`Communicator::all_to_all_varcount`].
-    pub fn all_to_all_varcount<T: Element>(
-        &self,
-        data: Vec<T>,
-        splits: Vec<usize>,
-    ) -> Handle<Gathered<T>> {
-        let operation = self.operation::<T>(OperationKind::AllToAllVarcount, 0);
-        self.give(operation, move |comm| {
-            comm.all_to_all_varcount(&data, &splits)
-        })
-    }
-
-    /// See [`Communicator::barrier`].
-    pub fn barrier(&self) -> Handle<()> {
-        self.give(Operation::BARRIER, Communicator::barrier)
-    }
-
-    /// See [`Communicator::broadcast_object`].
-    pub fn broadcast_object<T: Serialize + DeserializeOwned + Send + 'static>(
-        &self,
-        value: Option<T>,
-        root: Rank,
-    ) -> Handle<T> {
-        let operation = Operation {
-            root: Some(root.0),
-            shape: Mark::Object.encode(),
-            ..Operation::new(OperationKind::Broadcast, Some(DType::U8), 0)
-        };
-        self.give(operation, move |comm| comm.broadcast_object(value, root))
-    }
-
-    /// See [`Communicator::all_gather_object`].
-    pub fn all_gather_object<T: Serialize + DeserializeOwned + Send + 'static>(
-        &self,
-        value: T,
-    ) -> Handle<Vec<T>> {
-        let operation = Operation {
-            shape: Mark::Object.encode(),
-            ..Operation::new(OperationKind::AllGatherVarcount, Some(DType::U8), 0)
-        };
-        self.give(operation, move |comm| comm.all_gather_object(&value))
     }
 
     /// See [`Communicator::join`]. What is started after it without a name waits until all have joined. It has no name, also if others have.

@@ -123,15 +123,6 @@ impl FaultyLane {
     }
 }
 
-/// A lane with a fault that acts from now on.
-pub(crate) fn faulty(lane: Box<dyn Lane>, fault: &Arc<Fault>) -> Box<dyn Lane> {
-    Box::new(FaultyLane {
-        inner: Some(lane),
-        fault: Arc::clone(fault),
-        immune: false,
-    })
-}
-
 impl Lane for FaultyLane {
     fn poll_write(
         &mut self,
@@ -359,22 +350,18 @@ impl Group {
 
     /// Makes a rank's communicator so long after the one before.
     pub(crate) fn one_by_one(kind: Kind, world: u32, pause: Duration) -> Self {
-        // The whole suite in shared memory, as far as its lanes pass descriptors: KOLO_TEST_SHARED=1
-        let kind = match kind {
-            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_SHARED").is_some() => {
-                Kind::Shared
-            }
-            kind => kind,
-        };
-        // In rings between each two: KOLO_TEST_RING=1
-        let kind = match kind {
-            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_RING").is_some() => Kind::Ring,
-            kind => kind,
-        };
-        // And over TLS: KOLO_TEST_TLS=1
-        let kind = match kind {
-            Kind::Memory | Kind::Unix if std::env::var_os("KOLO_TEST_TLS").is_some() => Kind::Tls,
-            kind => kind,
+        // The whole suite over other lanes, as far as they pass descriptors.
+        let others = [
+            ("KOLO_TEST_SHARED", Kind::Shared),
+            ("KOLO_TEST_RING", Kind::Ring),
+            ("KOLO_TEST_TLS", Kind::Tls),
+        ];
+        let other = others
+            .into_iter()
+            .find(|(variable, _)| std::env::var_os(variable).is_some());
+        let kind = match (kind, other) {
+            (Kind::Memory | Kind::Unix, Some((_, other))) => other,
+            (kind, _) => kind,
         };
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)

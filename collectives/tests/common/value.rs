@@ -1,6 +1,7 @@
 //! Small numbers of every type, and what operators make of them.
 #![allow(
     dead_code,
+    unused_macros,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
     clippy::unwrap_used
@@ -20,6 +21,29 @@ pub(crate) trait Value: Element {
     fn from_number(number: i64) -> Self;
     fn reference(op: ReduceOp, numbers: &[i64]) -> Self;
 }
+
+/// A function for each type as an array: first `bool`, then the types that are combined as numbers.
+macro_rules! for_each_type {
+    ($check:ident) => {
+        [
+            $check::<bool>,
+            $check::<u8>,
+            $check::<i8>,
+            $check::<u16>,
+            $check::<i16>,
+            $check::<u32>,
+            $check::<i32>,
+            $check::<u64>,
+            $check::<i64>,
+            $check::<half::f16>,
+            $check::<half::bf16>,
+            $check::<f32>,
+            $check::<f64>,
+        ]
+    };
+}
+#[allow(unused_imports)] // each test file uses its part
+pub(crate) use for_each_type;
 
 macro_rules! value {
     ($type:ty, $number:ident => $map:expr) => {

@@ -13,6 +13,7 @@ use kolo_collectives::operation::OperationKind;
 use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
 
+/// Horovod: `test_barrier_with_multiple_collectives`.
 #[test]
 fn names_may_come_in_any_order_beside_operations_without_names() {
     for world in [1, 2, 3, 5] {
@@ -36,6 +37,7 @@ fn names_may_come_in_any_order_beside_operations_without_names() {
                 let mut data = [1_u32];
                 comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(data, [world]);
+                comm.barrier().unwrap();
                 for (name, handle) in handles {
                     let expected = vec![name as f64 * f64::from(world); name];
                     assert_eq!(handle.wait().unwrap(), expected);
@@ -45,47 +47,28 @@ fn names_may_come_in_any_order_beside_operations_without_names() {
     }
 }
 
+/// Horovod: `test_timeline` and `test_timeline_api`. Nothing is switched on or off, and nobody names a file: each trace has all so far.
 #[test]
-fn every_kind_of_operation_can_have_a_name() {
-    let group = Group::new(Kind::Memory, 3);
-    group.run(|comm| {
-        let me = comm.rank().index();
-        let root = Rank(2);
-        let is_root = comm.rank() == root;
-        let name = |name: &str| comm.named(name);
-        let late = (me == 1).then(|| name("sum").all_reduce(vec![1_i32; 4], ReduceOp::Sum));
-        let reduced = name("reduce").reduce(vec![1_u8], ReduceOp::Sum, root);
-        let scattered = name("reduce_scatter").reduce_scatter(vec![1_u32; 4], 4, ReduceOp::Sum);
-        let gathered = name("gather").all_gather(vec![me as u8]);
-        let varied = name("varied").all_gather_varcount(vec![me as u8; me]);
-        let at_root = name("at root").gather(vec![me as u8], root);
-        let exchanged = name("exchange").all_to_all_varcount(vec![me as u8; 3], vec![2, 0, 1]);
-        let object = name("object").broadcast_object(is_root.then_some(5), root);
-        let objects = name("objects").all_gather_object(me);
-        let met = name("barrier").barrier();
-        let grouped = name("group").all_reduce_grouped(vec![vec![1_u8], vec![2]], ReduceOp::Sum);
-        let adasum = name("one").broadcast(vec![me as f32], root);
-        let sum = late.unwrap_or_else(|| name("sum").all_reduce(vec![1_i32; 4], ReduceOp::Sum));
-        assert_eq!(sum.wait().unwrap(), [3; 4]);
-        assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
-        assert_eq!(
-            scattered.wait().unwrap(),
-            vec![3; if me == 0 { 2 } else { 1 }]
-        );
-        assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);
-        assert_eq!(varied.wait().unwrap().counts, [0, 1, 2]);
-        assert_eq!(at_root.wait().unwrap(), is_root.then(|| vec![0, 1, 2]));
-        assert_eq!(exchanged.wait().unwrap().counts, [[2, 0, 1][me]; 3]);
-        assert_eq!(object.wait().unwrap(), 5);
-        assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
-        met.wait().unwrap();
-        assert_eq!(grouped.wait().unwrap(), [[3], [6]]);
-        let gathered = name("gathers").all_gather_grouped(vec![vec![me as u8], vec![]]);
-        let scattered =
-            name("scatters").reduce_scatter_grouped(vec![(vec![1_u8; 3], 3)], ReduceOp::Sum);
-        assert_eq!(gathered.wait().unwrap()[0].values, [0, 1, 2]);
-        assert_eq!(scattered.wait().unwrap(), [[3]]);
-        assert_eq!(adasum.wait().unwrap(), [2.0]);
+fn traces_tell_names_and_how_long_they_were_negotiated() {
+    Group::new(Kind::Unix, 4).run(|comm| {
+        for count in 1..=3 {
+            let named = comm.named("test_allreduce");
+            let sum = named.all_reduce(vec![1.0_f32, 2.0, 3.0], ReduceOp::Sum);
+            assert_eq!(sum.wait().unwrap(), [4.0, 8.0, 12.0]);
+            let trace = comm.trace().unwrap();
+            assert_eq!(trace.is_some(), comm.rank() == Rank(0));
+            let Some(trace) = trace else { continue };
+            assert!(trace.contains("\"NEGOTIATE_ALL_REDUCE\""), "{trace}");
+            assert!(trace.contains("start_time_since_epoch_in_micros"));
+            let json: serde_json::Value = serde_json::from_str(&trace).unwrap();
+            for rank in 0..4 {
+                let events = json["traceEvents"].as_array().unwrap().iter();
+                let of_rank = events.filter(|event| {
+                    event["name"] == "all_reduce.test_allreduce" && event["pid"] == rank
+                });
+                assert_eq!(of_rank.count(), count, "rank {rank}: {trace}");
+            }
+        }
     });
 }
 

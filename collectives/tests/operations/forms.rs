@@ -2,39 +2,22 @@
 
 use super::*;
 
+/// Of one rank alone, of a reduce on its root, and of negative integers, which are truncated toward zero: the rest is in
+/// `factors_are_applied_to_every_type`.
 #[test]
 fn factors_are_applied_before_and_after() {
-    for world in [1, 2, 3, 8] {
-        let group = Group::new(Kind::Memory, world);
-        group.run(|comm| {
-            let scaled = comm.with(Options::new().prescale(2.0).postscale(0.5));
-            let me = f64::from(comm.rank().0 + 1);
-            let sum: f64 = (1..=world).map(f64::from).sum();
+    for world in [1, 3, 8] {
+        Group::new(Kind::Memory, world).run(|comm| {
+            let me = comm.rank().0 as i32 + 1;
+            let scaled = comm.with(Options::new().prescale(4.0));
             let mut data = [me; 5];
-            scaled.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_eq!(data, [sum; 5]);
-            let mut data = [me; 5];
-            comm.with(Options::new().prescale(4.0))
-                .reduce(&mut data, ReduceOp::Max, Rank(0))
-                .unwrap();
-            let expected = if comm.rank() == Rank(0) {
-                4.0 * f64::from(world)
-            } else {
-                me
-            };
-            assert_eq!(data, [expected; 5]);
-            let part = comm
-                .with(Options::new().postscale(3.0))
-                .reduce_scatter(&[1.0_f32; 8], 8, ReduceOp::Average)
-                .unwrap();
-            assert!(part.iter().all(|value| (value - 3.0).abs() < 1e-6));
-            // Integers are truncated toward zero, after each factor.
-            let mut data = [-3_i32, 5, 7];
-            comm.with(Options::new().prescale(0.5))
-                .all_reduce(&mut data, ReduceOp::Sum)
-                .unwrap();
-            let world = world as i32;
-            assert_eq!(data, [-world, 2 * world, 3 * world]);
+            scaled.reduce(&mut data, ReduceOp::Max, Rank(0)).unwrap();
+            let most = 4 * world as i32;
+            assert_eq!(data, [if comm.rank() == Rank(0) { most } else { me }; 5]);
+            let mut data = [-3, 5, 7];
+            let halved = comm.with(Options::new().prescale(0.5).postscale(3.0));
+            halved.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [-1, 2, 3].map(|half| 3 * half * world as i32));
         });
     }
 }
@@ -80,31 +63,7 @@ fn compressed_values_are_the_same_on_all_ranks_and_close() {
     }
 }
 
-#[test]
-fn shapes_are_agreed_on() {
-    let group = Group::new(Kind::Memory, 2);
-    let results = group.run(|comm| {
-        let shape = if comm.rank() == Rank(0) {
-            [2, 3]
-        } else {
-            [3, 2]
-        };
-        let shaped = comm.with(Options::new().shape(&shape));
-        let mut data = [1.0_f32; 6];
-        let error = shaped.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
-        assert_eq!(data, [1.0; 6]);
-        let shaped = comm.with(Options::new().shape(&[2, 3]));
-        shaped.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-        error.to_string()
-    });
-    for error in results {
-        assert!(
-            error.contains("shape [2, 3]") && error.contains("shape [3, 2]"),
-            "{error}"
-        );
-    }
-}
-
+/// Horovod: `test_broadcast_object` and `test_allgather_object`, for process sets as well.
 #[test]
 fn objects_of_any_type_reach_all_ranks() {
     let group = Group::new(Kind::Unix, 3);
@@ -115,6 +74,14 @@ fn objects_of_any_type_reach_all_ranks() {
         assert_eq!(got, [Some("x".repeat(100_000)), None]);
         let all = comm.all_gather_object(&vec![me; me as usize]).unwrap();
         assert_eq!(all, [vec![], vec![1], vec![2, 2]]);
+        if let Some(ends) = comm.group(&[Rank(2), Rank(0)]).unwrap() {
+            let mine = (me == 0).then(|| me.to_string());
+            assert_eq!(ends.broadcast_object(mine, Rank(1)).unwrap(), "0");
+            assert_eq!(
+                ends.all_gather_object(&(me, 'a')).unwrap(),
+                [(2, 'a'), (0, 'a')]
+            );
+        }
     });
     let results = group.run(|comm| comm.broadcast_object::<u32>(None, Rank(0)));
     for result in results {
@@ -174,47 +141,61 @@ fn handles_run_in_order_beside_blocking_operations() {
                 assert_eq!(sum.wait().unwrap(), vec![3 + 3 * index as i64; round]);
             }
         }
-        // Every kind of them.
-        let root = Rank(1);
-        let is_root = comm.rank() == root;
-        let reduced = start.reduce(vec![1_u32], ReduceOp::Sum, root);
-        let scattered = start.reduce_scatter(vec![1_u32; 3], 3, ReduceOp::Sum);
-        let gathered = start.all_gather(vec![me as u16]);
-        let varied = start.all_gather_varcount(vec![1_i8; me]);
-        let at_root = start.gather(vec![me as u16], root);
-        let varied_at_root = start.gather_varcount(vec![me as u16; me], root);
-        let data = if is_root { vec![1_u8, 2, 3] } else { vec![] };
-        let counts = if is_root { vec![0, 1, 2] } else { vec![] };
-        let part = start.scatter(data.clone(), 1, root);
-        let varied_part = start.scatter_varcount(data, counts, root);
-        let spread = start.broadcast(vec![me as f64], root);
-        let exchanged = start.all_to_all(vec![me as u32; 3]);
-        let varied_exchanged = start.all_to_all_varcount(vec![me as u32; 3], vec![1, 0, 2]);
-        let met = start.barrier();
-        let object = start.broadcast_object(is_root.then(|| "it".to_owned()), root);
-        let objects = start.all_gather_object(me);
-        let grouped = start.all_reduce_grouped(vec![vec![1_i32], vec![2; 2]], ReduceOp::Product);
-        let gathered_group = start.all_gather_grouped(vec![vec![me as u8; me], vec![1]]);
-        let scattered_group =
-            start.reduce_scatter_grouped(vec![(vec![1_u64; 3], 3)], ReduceOp::Sum);
-        assert_eq!(grouped.wait().unwrap(), [vec![1], vec![8; 2]]);
-        assert_eq!(gathered_group.wait().unwrap()[0].values, [1, 2, 2]);
-        assert_eq!(scattered_group.wait().unwrap(), [[3]]);
-        assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
-        assert_eq!(scattered.wait().unwrap(), [3]);
-        assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);
-        assert_eq!(varied.wait().unwrap().counts, [0, 1, 2]);
-        assert_eq!(at_root.wait().unwrap(), is_root.then(|| vec![0, 1, 2]));
-        assert_eq!(varied_at_root.wait().unwrap().is_some(), is_root);
-        assert_eq!(part.wait().unwrap(), [me as u8 + 1]);
-        assert_eq!(varied_part.wait().unwrap().len(), me);
-        assert_eq!(spread.wait().unwrap(), [1.0]);
-        assert_eq!(exchanged.wait().unwrap(), [0, 1, 2]);
-        assert_eq!(varied_exchanged.wait().unwrap().counts, [[1, 0, 2][me]; 3]);
-        met.wait().unwrap();
-        assert_eq!(object.wait().unwrap(), "it");
-        assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
     });
+}
+
+/// Operations without names run in one order. Those with names may run in any order, and beside each other.
+#[test]
+fn every_operation_can_be_started_with_a_name_and_without() {
+    let group = Group::new(Kind::Unix, 3);
+    group.run(|comm| each_started(comm, |_| comm.start()));
+    group.run(|comm| each_started(comm, |name| comm.named(name)));
+}
+
+fn each_started(comm: &Communicator, start: impl Fn(&str) -> Start) {
+    let me = comm.rank().index();
+    let root = Rank(1);
+    let is_root = comm.rank() == root;
+    let data = if is_root { vec![1_u8, 2, 3] } else { vec![] };
+    let counts = if is_root { vec![0, 1, 2] } else { vec![] };
+    let sum = start("sum").all_reduce(vec![1_i32; 4], ReduceOp::Sum);
+    let reduced = start("reduce").reduce(vec![1_u32], ReduceOp::Sum, root);
+    let scattered = start("rows").reduce_scatter(vec![1_u32; 4], 4, ReduceOp::Sum);
+    let gathered = start("gather").all_gather(vec![me as u16]);
+    let varied = start("varied").all_gather_varcount(vec![1_i8; me]);
+    let at_root = start("at root").gather(vec![me as u16], root);
+    let varied_at_root = start("varied at root").gather_varcount(vec![me as u16; me], root);
+    let part = start("part").scatter(data.clone(), 1, root);
+    let varied_part = start("varied part").scatter_varcount(data, counts, root);
+    let spread = start("spread").broadcast(vec![me as f64], root);
+    let exchanged = start("exchange").all_to_all(vec![me as u32; 3]);
+    let parts = start("parts").all_to_all_varcount(vec![me as u32; 3], vec![1, 0, 2]);
+    let met = start("barrier").barrier();
+    let object = start("object").broadcast_object(is_root.then(|| "it".to_owned()), root);
+    let objects = start("objects").all_gather_object(me);
+    let buffers = vec![vec![1_i32], vec![2; 2]];
+    let grouped = start("buffers").all_reduce_grouped(buffers, ReduceOp::Product);
+    let gathers = start("gathers").all_gather_grouped(vec![vec![me as u8; me], vec![1]]);
+    let scatters =
+        start("scatters").reduce_scatter_grouped(vec![(vec![1_u64; 3], 3)], ReduceOp::Sum);
+    assert_eq!(sum.wait().unwrap(), [3; 4]);
+    assert_eq!(reduced.wait().unwrap(), [if is_root { 3 } else { 1 }]);
+    assert_eq!(scattered.wait().unwrap(), vec![3; [2, 1, 1][me]]);
+    assert_eq!(gathered.wait().unwrap(), [0, 1, 2]);
+    assert_eq!(varied.wait().unwrap().counts, [0, 1, 2]);
+    assert_eq!(at_root.wait().unwrap(), is_root.then(|| vec![0, 1, 2]));
+    assert_eq!(varied_at_root.wait().unwrap().is_some(), is_root);
+    assert_eq!(part.wait().unwrap(), [me as u8 + 1]);
+    assert_eq!(varied_part.wait().unwrap().len(), me);
+    assert_eq!(spread.wait().unwrap(), [1.0]);
+    assert_eq!(exchanged.wait().unwrap(), [0, 1, 2]);
+    assert_eq!(parts.wait().unwrap().counts, [[1, 0, 2][me]; 3]);
+    met.wait().unwrap();
+    assert_eq!(object.wait().unwrap(), "it");
+    assert_eq!(objects.wait().unwrap(), [0, 1, 2]);
+    assert_eq!(grouped.wait().unwrap(), [vec![1], vec![8; 2]]);
+    assert_eq!(gathers.wait().unwrap()[0].values, [1, 2, 2]);
+    assert_eq!(scatters.wait().unwrap(), [[3]]);
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@
 mod common;
 mod floats;
 mod forms;
+mod horovod;
 mod mistakes;
 mod sample;
 mod special;
@@ -24,17 +25,17 @@ mod switches;
 
 use std::hash::{BuildHasher, RandomState};
 
-use common::value::{Value, combined, input, number};
+use common::value::{Value, combined, for_each_type, input, number};
 use common::{Group, Kind, run as run_each};
 use half::{bf16, f16};
 use kolo_collectives::operation::{Operation, OperationKind};
 use kolo_collectives::schedule::{Algorithm, Choices, Layout, Model, Shape, Tuning};
 use kolo_collectives::{
-    CollectiveError, Communicator, Compression, DType, Element, Gathered, Options, ReduceOp,
+    CollectiveError, Communicator, Compression, DType, Element, Gathered, Options, ReduceOp, Start,
     way_in_shared_memory,
 };
 use kolo_transport::ids::Rank;
-use sample::{Sample, What, run};
+use sample::{Case, Sample, What, run, run_on};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 

@@ -5,10 +5,12 @@ use std::time::Duration;
 use super::*;
 use crate::common::LONG;
 
+/// Horovod: `test_horovod_alltoall_equal_split_length_error`, `_alltoall_splits_error`, `_reducescatter_scalar_error`,
+/// `_grouped_reducescatter_scalar_error` and `_reducescatter_adasum`.
 #[test]
 fn arguments_that_cannot_be_right_name_what_is_wrong_and_the_next_operation_works() {
     type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let wrong: [(Body, &str); 10] = [
+    let wrong: [(Body, &str); 15] = [
         (
             |comm| comm.reduce_scatter(&[1_u8; 7], 2, ReduceOp::Sum).map(drop),
             "reduce_scatter of 7 elements in 2 rows",
@@ -28,6 +30,36 @@ fn arguments_that_cannot_be_right_name_what_is_wrong_and_the_next_operation_work
         (
             |comm| comm.all_to_all_varcount(&[1_u8; 7], &[4, 4]).map(drop),
             "splits [4, 4] of 7 elements",
+        ),
+        (
+            |comm| {
+                let splits = [usize::MAX, 1];
+                comm.all_to_all_varcount(&[1_u8; 7], &splits).map(drop)
+            },
+            "splits [18446744073709551615, 1] of 7 elements",
+        ),
+        (
+            |comm| comm.all_to_all_varcount(&[1_u8; 7], &[1, 1, 0]).map(drop),
+            "into a buffer of 3 elements: it must have 2",
+        ),
+        (
+            |comm| comm.reduce_scatter(&[1_u8], 0, ReduceOp::Sum).map(drop),
+            "reduce_scatter of 1 elements in 0 rows",
+        ),
+        (
+            |comm| {
+                let buffers: [(&[f32], usize); 2] = [(&[1.0; 4], 4), (&[1.0], 0)];
+                comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum)
+                    .map(drop)
+            },
+            "reduce_scatter of 1 elements in 0 rows",
+        ),
+        (
+            |comm| {
+                comm.reduce_scatter(&[1.0_f32; 4], 4, ReduceOp::Adasum)
+                    .map(drop)
+            },
+            "reduce_scatter with adasum: it is defined for all_reduce only",
         ),
         (
             |comm| comm.scatter(&[1_u8; 5], 2, comm.rank()).map(drop),

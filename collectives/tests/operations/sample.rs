@@ -234,9 +234,9 @@ fn repeated<T: Element>(period: &[T], length: usize) -> Vec<T> {
 }
 
 /// Says which case it was.
-struct Named<'a>(&'a Sample);
+pub(crate) struct Case<T: std::fmt::Debug>(pub(crate) T);
 
-impl Drop for Named<'_> {
+impl<T: std::fmt::Debug> Drop for Case<T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{:?}", self.0);
@@ -246,35 +246,24 @@ impl Drop for Named<'_> {
 
 /// All cases, one after the other, on ranks that are there.
 pub(crate) fn run(group: &Group, samples: &[Sample]) {
-    group.run(|comm| {
-        for sample in samples {
-            let _named = Named(sample);
-            if comm.tuning() != sample.tuning() {
-                comm.set_tuning(sample.tuning());
-            }
-            once_as_type(comm, sample);
-        }
-    });
+    group.run(|comm| run_on(comm, samples));
 }
 
-fn once_as_type(comm: &Communicator, sample: &Sample) {
-    let once = match sample.dtype {
-        DType::Bool => once::<bool>,
-        DType::U8 => once::<u8>,
-        DType::I8 => once::<i8>,
-        DType::U16 => once::<u16>,
-        DType::I16 => once::<i16>,
-        DType::U32 => once::<u32>,
-        DType::I32 => once::<i32>,
-        DType::U64 => once::<u64>,
-        DType::I64 => once::<i64>,
-        DType::F16 => once::<f16>,
-        DType::Bf16 => once::<bf16>,
-        DType::F32 => once::<f32>,
-        DType::F64 => once::<f64>,
-        other => panic!("{other} has no reference"),
-    };
-    once(comm, sample);
+/// The part of one rank.
+pub(crate) fn run_on(comm: &Communicator, samples: &[Sample]) {
+    for sample in samples {
+        let _case = Case(sample);
+        if comm.tuning() != sample.tuning() {
+            comm.set_tuning(sample.tuning());
+        }
+        let of_type = for_each_type!(dtype_of).map(|dtype_of| dtype_of() == sample.dtype);
+        let index = of_type.iter().position(|is_it| *is_it);
+        for_each_type!(once)[index.expect("a type that has a reference")](comm, sample);
+    }
+}
+
+fn dtype_of<T: Value>() -> DType {
+    T::DTYPE
 }
 
 fn once<T: Value>(comm: &Communicator, sample: &Sample) {

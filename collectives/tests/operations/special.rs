@@ -66,17 +66,6 @@ fn a_nan_on_one_rank_reaches_all() {
     }
 }
 
-#[test]
-fn averages_of_integers_truncate_toward_zero() {
-    let group = Group::new(Kind::Memory, 4);
-    let results = group.run(|comm| {
-        let mut data = [i64::from(comm.rank().0) - 3, 7, -7, 0];
-        comm.all_reduce(&mut data, ReduceOp::Average).unwrap();
-        data
-    });
-    assert_eq!(results, vec![[-1, 7, -7, 0]; 4]);
-}
-
 /// Links are made at first use and only where they are used.
 #[test]
 fn links_are_made_lazily_and_once() {
@@ -210,4 +199,70 @@ fn wait<F: Future>(future: F) -> F::Output {
         .build()
         .unwrap()
         .block_on(future)
+}
+
+/// A number that all ranks draw alike.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+/// Every rank is in several groups, each worked on by a thread of its own, in a random order of operations that is the same
+/// on all members.
+#[test]
+fn random_schedules_of_several_groups_at_once() {
+    let world = 5;
+    for (kind, seed) in [
+        (Kind::Memory, 1),
+        (Kind::Unix, 2),
+        (Kind::Narrow(50), 3),
+        (Kind::Shared, 4),
+        (Kind::Ring, 5),
+        (Kind::Tls, 6),
+        (Kind::Quic, 7),
+    ] {
+        let group = Group::new(kind, world);
+        let mut draw = Draw(seed);
+        let sets: Vec<Vec<Rank>> = (0..6)
+            .map(|_| {
+                let mut set: Vec<u32> = (0..world).filter(|_| draw.below(3) > 0).collect();
+                if set.is_empty() {
+                    set = vec![0, world - 1];
+                }
+                let shift = draw.below(set.len() as u64) as usize;
+                set.rotate_left(shift);
+                set.into_iter().map(Rank).collect()
+            })
+            .collect();
+        group.run(|comm| {
+            let groups: Vec<Option<Communicator>> =
+                sets.iter().map(|set| comm.group(set).unwrap()).collect();
+            std::thread::scope(|scope| {
+                for (index, group) in groups.iter().enumerate() {
+                    let Some(group) = group else { continue };
+                    scope.spawn(move || work(group, kind, seed * 100 + index as u64));
+                }
+                scope.spawn(|| work(comm, kind, seed * 100 + 77));
+            });
+        });
+    }
+}
+
+fn work(comm: &Communicator, kind: Kind, seed: u64) {
+    let mut draw = Draw(seed);
+    let all = Sample::each(kind, comm.world_size(), &DType::ALL);
+    for _ in 0..40 {
+        let sample = Sample {
+            length: (draw.below(50) * draw.below(50)) as usize,
+            ..all[draw.below(all.len() as u64) as usize]
+        };
+        run_on(comm, &[sample]);
+    }
 }

@@ -33,7 +33,7 @@ impl Doing {
 
 impl Book {
     /// A member says what it does.
-    pub(in crate::negotiation) fn doing(&mut self, now: Instant, rank: u32, text: String) {
+    pub(super) fn doing(&mut self, now: Instant, rank: u32, text: String) {
         self.doing.insert(rank, Doing { at: now, text });
     }
 

@@ -7,7 +7,7 @@ use crate::negotiation::messages::Join;
 
 impl Book {
     /// A member has no more data. It has data for what it asked for before.
-    pub(in crate::negotiation) fn join(&mut self, rank: u32, join: Join) {
+    pub(super) fn join(&mut self, rank: u32, join: Join) {
         let Some(joined) = self.joined.get_mut(rank as usize) else {
             return;
         };
@@ -30,7 +30,7 @@ impl Book {
 
     /// A member's join is over. `all` says that all had joined: then the member had no data until now, and does its part in what
     /// was ready. If not, it may have data for that.
-    pub(in crate::negotiation) fn unjoin(&mut self, rank: u32, serial: u64, all: bool) {
+    pub(super) fn unjoin(&mut self, rank: u32, serial: u64, all: bool) {
         if let Some(joined) = self.joined.get_mut(rank as usize) {
             joined.take_if(|join| join.serial == serial);
         }

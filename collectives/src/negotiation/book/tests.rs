@@ -272,6 +272,38 @@ fn a_late_member_is_asked_reported_and_in_the_end_named() {
     assert_eq!(book.next_alarm(), None);
 }
 
+/// The word that an operation runs may be lost with a link: the member says on the next one of what it has heard.
+#[test]
+fn a_member_with_a_new_link_hears_of_the_numbers_that_it_missed() {
+    let (mut book, now) = book(2);
+    let mut run = |call| {
+        for member in 0..2 {
+            book.ask(now, member, (call, "a".to_owned()), asked(sum(1)));
+        }
+        assert_eq!(names_of(book.decisions(now)), [["a"]]);
+        book.ended();
+    };
+    (0..3).for_each(|_| run(4));
+    for (call, next, missed) in [
+        (4, 3, None),
+        (4, 1, Some(1..3)),
+        // It heard of none in this call.
+        (2, 17, Some(0..3)),
+        (0, 0, Some(0..3)),
+        // No member that keeps to the protocol says these.
+        (4, 9, None),
+        (5, 0, Some(0..3)),
+    ] {
+        book.hear(now, 1, Up::Heard { call, next });
+        let told = missed.map(|numbers| Decision::Missed {
+            member: 1,
+            call: 4,
+            numbers,
+        });
+        assert_eq!(book.decisions(now), Vec::from_iter(told), "{call} {next}");
+    }
+}
+
 /// As with the settings that nobody changes.
 #[test]
 fn what_is_reported_as_late_as_it_is_given_up_is_reported_first() {

@@ -1,0 +1,42 @@
+//! Barrier.
+
+use super::forms::{Ends, right, started};
+use crate::communicator::Communicator;
+use crate::error::CollectiveError;
+use crate::operation::Operation;
+
+impl Communicator {
+    /// Returns when all ranks have come.
+    ///
+    /// ```
+    /// # use kolo_collectives::local_group;
+    /// let group = local_group(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for comm in &group {
+    ///         scope.spawn(|| comm.barrier());
+    ///     }
+    /// });
+    /// # Ok::<(), kolo_collectives::CollectiveError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CollectiveError`].
+    pub fn barrier(&self) -> Result<(), CollectiveError> {
+        self.once(&Operation::BARRIER, Ends::<u8>::Nowhere(&[]), right)
+    }
+
+    /// As [`Communicator::barrier`]. Cancels the operation on all ranks if it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::barrier`].
+    pub async fn barrier_async(&self) -> Result<(), CollectiveError> {
+        let ends = Ends::<u8>::Nowhere(&[]);
+        self.once_async(&Operation::BARRIER, ends, Ok(())).await
+    }
+}
+
+started! {
+    barrier[]() -> (), |_of| Operation::BARRIER, |comm| comm.barrier()
+}
