@@ -52,7 +52,10 @@ impl World {
                 let registration = self.mutated_registration(registration);
                 self.node_asks(node, Tag::Register, HeadRequest::Register(registration));
             }
-            None => self.connect_again(node),
+            None => {
+                self.check_alone(node);
+                self.connect_again(node);
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! A job whose members come and go while it runs.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What happens to the processes of a job when its members change.
@@ -111,6 +113,35 @@ pub enum GroupFilter {
     WholeHosts(u32),
     /// At most this many members.
     Max(u32),
+}
+
+impl GroupFilter {
+    /// The number in it. 0 makes no sense.
+    #[must_use]
+    pub fn count(self) -> u32 {
+        match self {
+            Self::DivisibleBy(count) | Self::WholeHosts(count) | Self::Max(count) => count,
+        }
+    }
+
+    /// A group of this size passes, on hosts that are as large as is needed. The number is at least 1.
+    #[must_use]
+    pub fn passes(self, size: u32) -> bool {
+        match self {
+            Self::DivisibleBy(count) | Self::WholeHosts(count) => size.is_multiple_of(count),
+            Self::Max(count) => size <= count,
+        }
+    }
+}
+
+impl fmt::Display for GroupFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DivisibleBy(count) => write!(f, "divisible_by({count})"),
+            Self::WholeHosts(count) => write!(f, "whole_hosts({count})"),
+            Self::Max(count) => write!(f, "max({count})"),
+        }
+    }
 }
 
 /// Why the members of an elastic job are these, for people.

@@ -307,7 +307,7 @@ mod tests {
     use kolo_wire::Milli;
 
     use super::*;
-    use crate::head::job::fixtures::spec;
+    use crate::head::job::fixtures::{elastic, spec};
 
     fn refused(change: impl FnOnce(&mut JobSpec)) -> String {
         let mut spec = spec(Placement::Pack { workers: 4 });
@@ -353,10 +353,44 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_make_no_sense_are_refused() {
+        type Change = fn(&mut JobSpec);
+        let cases: [(Change, &str); 6] = [
+            (
+                |spec| spec.elastic = Some(Box::new(elastic(0, 4))),
+                "min_workers=0",
+            ),
+            (
+                |spec| spec.elastic = Some(Box::new(elastic(5, 4))),
+                "max_workers must be at least min_workers",
+            ),
+            (
+                |spec| spec.placement = Placement::Pack { workers: 3 },
+                "must be for 4 workers",
+            ),
+            (|spec| spec.rendezvous = true, "the plain HTTP rendezvous"),
+            (
+                |spec| spec.elastic.as_mut().unwrap().spares = u32::MAX,
+                "spares=4294967295",
+            ),
+            (
+                |spec| spec.elastic.as_mut().unwrap().ack_timeout_ms = u64::MAX,
+                "acknowledge timeout",
+            ),
+        ];
+        for (change, part) in cases {
+            let message = refused(|spec| {
+                spec.elastic = Some(Box::new(elastic(2, 4)));
+                change(spec);
+            });
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
     fn the_bounds_of_an_elastic_job_are_looked_at_before_its_sizes_are_tried() {
         use kolo_wire::{Elastic, GroupFilter};
 
-        use crate::head::job::fixtures::elastic;
         let refused = |max, filters| {
             refused(|spec| {
                 spec.elastic = Some(Box::new(Elastic {

@@ -332,12 +332,6 @@ impl Budget {
     pub fn exceeded(&self, now: Instant, limits: &Limits) -> Option<(End, String)> {
         let cause = self.cause.as_deref().unwrap_or("unknown");
         let most = limits.restarts_without_progress;
-        if limits.is_static() && self.without_progress > most {
-            return Some((
-                End::Lost,
-                format!("a worker of a job that never changes has failed: {cause}"),
-            ));
-        }
         if limits.holds_seats() && self.without_progress > most {
             let text = match self.without_progress {
                 1 => "a worker has failed, and no restart is allowed (max_restarts=0)".to_owned(),

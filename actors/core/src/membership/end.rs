@@ -6,7 +6,7 @@
 pub enum End {
     /// All members have returned.
     Succeeded,
-    /// A member is lost, and the job does not go on without it: the job is static, or other members have returned already.
+    /// A member is lost, and the rest can't go on without it, as other members have returned already.
     Lost,
     /// Fewer processes than the minimum were there within the start timeout.
     BelowMin,

@@ -3,32 +3,15 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::filter::{self, Filter};
+use kolo_wire::{GroupFilter, OnChange};
+
+use super::filter;
 use crate::ranks::MAX_WORLD_SIZE;
 
 /// The most filters of a job.
 const MAX_FILTERS: usize = 16;
 /// The shortest and the longest cool-down of a host that can be asked for.
 const COOLDOWN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
-
-/// What happens to the processes of a job when its members change.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Survivors keep their process, and take the next generation in it.
-    #[default]
-    InPlace,
-    /// Survivors keep their process, too. A new process is started for one generation and is told its ranks at the start, so that
-    /// the process can be a member of no other generation before that one.
-    Planned {
-        /// How long a process may take to end once it was told to.
-        stop_timeout: Duration,
-    },
-    /// The whole group is stopped, and started anew with the ranks of the next generation.
-    Restart {
-        /// How long a process may take to end once it was told to.
-        stop_timeout: Duration,
-    },
-}
 
 /// The limits of a job. [`Limits::check`] says what is wrong with them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +32,7 @@ pub struct Limits {
     pub start_timeout: Duration,
     /// How long a member may take to take a generation. A member that is later is stopped. 10 s by default.
     pub ack_timeout: Duration,
-    /// How often the membership may change, for any reason. 0: never, the job is static. No limit by default.
+    /// How often the membership may change, for any reason. No limit by default.
     pub max_resets: Option<u32>,
     /// At most so many restarts within such a time. A restart is used up by each failure of a process; failures that
     /// come with it use up none. No limit by default.
@@ -59,10 +42,12 @@ pub struct Limits {
     /// The shortest and the longest time in which a host gets no new process after one has failed there. See
     /// [`cooldown`]. None by default. Other processes of the host are not touched.
     pub cooldown: Option<RangeInclusive<Duration>>,
-    /// Which sizes and shapes of a group are wanted. Applied in order, see [`Filter`].
-    pub filters: Vec<Filter>,
+    /// Which sizes and shapes of a group are wanted. Applied in order.
+    pub filters: Vec<GroupFilter>,
     /// What happens to processes at a change. They keep running by default.
-    pub mode: Mode,
+    pub on_change: OnChange,
+    /// How long a process may take to end once it was told to, if its seat is used again. 20 s by default.
+    pub stop_timeout: Duration,
 }
 
 /// Why limits make no sense.
@@ -106,15 +91,6 @@ pub enum LimitsError {
         /// Members on each node.
         per_host: u32,
     },
-    /// Spares for a group that never changes. Give no spares, or allow resets.
-    #[error(
-        "spares={spares} and max_resets=0 are given; a job that never changes has no use for a spare: give \
-         max_resets of at least 1, or no spares"
-    )]
-    UselessSpares {
-        /// The number of spares.
-        spares: u32,
-    },
     /// Spares for a group whose processes are started with their ranks. Give no spares: hosts that have room wait without a process.
     #[error(
         "spares={spares} is given for processes that are started with their ranks, so that none can wait without: give no spares"
@@ -150,7 +126,7 @@ pub enum LimitsError {
     #[error("the filter {filter} is given; its number must be at least 1")]
     EmptyFilter {
         /// The filter.
-        filter: Filter,
+        filter: GroupFilter,
     },
     /// No size from the minimum to the maximum passes the filters. Change the bounds or the filters.
     #[error("no number of workers from min_workers={min} to max_workers={max} passes {filters}")]
@@ -181,7 +157,8 @@ impl Limits {
             restarts_without_progress: 3,
             cooldown: None,
             filters: Vec::new(),
-            mode: Mode::InPlace,
+            on_change: OnChange::InPlace,
+            stop_timeout: Duration::from_secs(20),
         }
     }
 
@@ -200,34 +177,26 @@ impl Limits {
     /// How long a process that was told to end may take, before its seat is used again; nothing if the seat is not.
     #[must_use]
     pub fn stop_timeout(&self) -> Option<Duration> {
-        match self.mode {
-            Mode::InPlace => None,
-            Mode::Planned { stop_timeout } | Mode::Restart { stop_timeout } => Some(stop_timeout),
-        }
+        self.holds_seats().then_some(self.stop_timeout)
     }
 
     /// All processes are stopped at a change, and the next ones started.
     #[must_use]
     pub fn starts_anew(&self) -> bool {
-        matches!(self.mode, Mode::Restart { .. })
+        self.on_change == OnChange::Restart
     }
 
     /// A seat that a node holds has no process until a generation is made that has one there.
     #[must_use]
     pub fn holds_seats(&self) -> bool {
-        self.mode != Mode::InPlace
+        self.on_change != OnChange::InPlace
     }
 
-    /// New processes are started for one generation: see [`Mode::Planned`].
+    /// Survivors keep their process. A new process is started for one generation and is told its ranks at the start, so that the
+    /// process can be a member of no other generation before that one.
     #[must_use]
     pub fn is_planned(&self) -> bool {
-        matches!(self.mode, Mode::Planned { .. })
-    }
-
-    /// The membership never changes.
-    #[must_use]
-    pub fn is_static(&self) -> bool {
-        self.max_resets == Some(0)
+        self.on_change == OnChange::Horovod
     }
 
     /// Looks for limits that make no sense.
@@ -266,10 +235,6 @@ impl Limits {
         let count = self.filters.len();
         if count > MAX_FILTERS {
             return Err(LimitsError::Filters { count });
-        }
-        if self.spares > 0 && self.is_static() {
-            let spares = self.spares;
-            return Err(LimitsError::UselessSpares { spares });
         }
         if self.spares > 0 && self.holds_seats() {
             let spares = self.spares;

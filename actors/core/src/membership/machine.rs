@@ -42,7 +42,7 @@ pub struct Membership {
     failed: Option<restart::Failure>,
     /// The group is started anew for this reason, when all facts of the step are known.
     broken: Option<String>,
-    /// The generation for which processes were started, in [`Mode::Planned`](super::Mode::Planned).
+    /// The generation for which processes were started: see [`Limits::is_planned`].
     plan: Option<Arc<Generation>>,
     /// Members were asked to hold. When to ask again, and why.
     hold: Option<(Instant, String)>,
@@ -70,7 +70,7 @@ impl Membership {
     ) -> Result<(Self, Vec<Action>), LimitsError> {
         limits.check()?;
         let mut membership = Self {
-            roster: Roster::new(limits.mode),
+            roster: Roster::new(limits.on_change),
             limits,
             budget: Budget::new(now, seed),
             last: ids::Generation(0),

@@ -23,14 +23,14 @@
 //!
 //! # A group that is started anew
 //!
-//! In [`Mode::Restart`] no process outlives its generation. A seat that a node holds is [`State::Held`] without a process;
+//! In [`OnChange::Restart`](kolo_wire::OnChange::Restart) no process outlives its generation. A seat that a node holds is [`State::Held`] without a process;
 //! [`Action::Publish`] starts one in the seat of each member, and a process is [`Fact::Ready`] when it runs. A loss, or room for more,
 //! stops all processes at once ([`Action::Stop`]); when none is left the next generation is formed. Failures use up restarts,
 //! and other changes none.
 //!
 //! # A group whose new processes are started with their ranks
 //!
-//! In [`Mode::Planned`] survivors go on as in place, and a seat that a node holds is [`State::Held`]. [`Action::Plan`] names a generation
+//! In [`OnChange::Horovod`](kolo_wire::OnChange::Horovod) survivors go on as in place, and a seat that a node holds is [`State::Held`]. [`Action::Plan`] names a generation
 //! with new processes, which are started for it alone. When all of them are ready the members are asked to hold, and that generation is
 //! published. A loss in between makes the plan void: its new processes are stopped, and others are planned for.
 //!
@@ -64,10 +64,9 @@ pub use self::action::Action;
 pub use self::budget::Budget;
 pub use self::end::End;
 pub use self::fact::Fact;
-pub use self::filter::Filter;
 pub use self::formation::{Due, Formation, Outcome, REPEAT};
 pub use self::generation::{Generation, Member};
-pub use self::limits::{Limits, LimitsError, Mode, cooldown};
+pub use self::limits::{Limits, LimitsError, cooldown};
 pub use self::machine::Membership;
 pub use self::order::arrange;
 pub use self::policy::{Choice, Decision, Purpose, decide};

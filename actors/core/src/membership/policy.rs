@@ -50,8 +50,7 @@ pub enum Choice {
     GiveBack(Vec<Slot>),
     /// A change is wanted. Ask the members to hold at their next commit, so that no work is lost.
     Hold,
-    /// A group with new processes is wanted of [`Mode::Planned`](super::Mode::Planned): start them for it. These are its seats, in
-    /// rank order.
+    /// A group with new processes is wanted, see [`Limits::is_planned`]: start them for it. These are its seats, in rank order.
     Plan(Vec<Slot>),
     /// The group for which processes were started can't be formed any more: stop those that are new.
     Cancel,
@@ -129,6 +128,11 @@ pub fn decide(
     }
     let rest = view.surplus().or_else(|| view.booked());
     rest.unwrap_or_else(|| view.change())
+}
+
+/// A group of the processes in these seats, in rank order.
+fn form(seats: &[&Seat]) -> Choice {
+    Choice::Form(seats.iter().map(|seat| seat.process()).collect())
 }
 
 struct View<'a> {
@@ -242,29 +246,6 @@ impl<'a> View<'a> {
         if !is_idle {
             return None;
         }
-        // An elastic job waits for room.
-        let is_fixed = self.limits.is_static() && self.limits.min == self.limits.max;
-        if let Some(why) = self.roster.refusal().filter(|_| is_fixed) {
-            return end(
-                End::BelowMin,
-                format!("there is no room for a job that never changes: {why}"),
-            );
-        }
-        if self.limits.is_static() && self.roster.count(State::Lost) > 0 {
-            let boot = || {
-                let seat = self.roster.in_state(State::Lost).next()?;
-                Some(format!(
-                    "{} is lost: {}",
-                    seat.process(),
-                    seat.loss.as_ref()?
-                ))
-            };
-            let lost = self.first_lost().or_else(boot).unwrap_or_default();
-            return end(
-                End::Lost,
-                format!("the job never changes its members, and {lost}"),
-            );
-        }
         if !self.budget.has_formed() && self.budget.commit().is_none() {
             return None;
         }
@@ -362,6 +343,18 @@ impl<'a> View<'a> {
         (end > self.now).then_some(end)
     }
 
+    /// As [`View::window`], of a group that is to be formed until a deadline.
+    fn gather(
+        &self,
+        first: Option<Instant>,
+        size: usize,
+        deadline: Instant,
+        why: &str,
+    ) -> Option<Decision> {
+        let end = self.window(first, size).filter(|_| self.now < deadline)?;
+        Some(decision(Choice::WaitUntil(end.min(deadline)), why))
+    }
+
     /// No group is active: form one, wait, or give up.
     fn form(&self, since: Instant) -> Decision {
         let deadline = since + self.limits.start_timeout;
@@ -376,22 +369,16 @@ impl<'a> View<'a> {
         // Survivors stand still, and go on at once. Looked at before the group: a start is a fact for each process.
         if survivors == 0 || !self.budget.has_formed() {
             let first = self.roster.in_state(State::Ready).next();
-            let window = self.window(first.map(|seat| seat.since), ready);
-            if let Some(end) = window.filter(|_| self.now < deadline) {
-                return decision(
-                    Choice::WaitUntil(end.min(deadline)),
-                    "enough processes are ready, others are on their way and may join",
-                );
+            let why = "enough processes are ready, others are on their way and may join";
+            if let Some(wait) = self.gather(first.map(|seat| seat.since), ready, deadline, why) {
+                return wait;
             }
         }
         let best = self.best();
         if !self.is_enough(&best) {
             return self.too_few(ready, deadline);
         }
-        decision(
-            Choice::Form(best.iter().map(|seat| seat.process()).collect()),
-            self.cause(&best),
-        )
+        decision(form(&best), self.cause(&best))
     }
 
     /// Too few processes are ready, or they do not fit together: wait for more, or give up.

@@ -5,11 +5,11 @@ mod nodes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use kolo_wire::OnChange;
 use kolo_wire::ids::{self, NodeId, Slot};
 
 use super::fact::Fact;
 use super::generation::Generation;
-use super::limits::Mode;
 use super::seat::{Host, Incarnation, Location, Loss, Process, Seat, State};
 
 /// A process that is not there any more.
@@ -42,7 +42,7 @@ pub struct Stale(pub String);
 #[derive(Debug, Clone, Default)]
 pub struct Roster {
     /// What becomes of processes at a change. In place by default.
-    mode: Mode,
+    on_change: OnChange,
     /// Seat `n` has slot `n`.
     seats: Vec<Seat>,
     /// The seats in each state, those that have been there longest first.
@@ -74,16 +74,16 @@ struct Unseen {
 impl Roster {
     /// No seats yet.
     #[must_use]
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(on_change: OnChange) -> Self {
         Self {
-            mode,
+            on_change,
             ..Self::default()
         }
     }
 
     /// A seat that a node holds waits without a process.
     fn holds_seats(&self) -> bool {
-        self.mode != Mode::InPlace
+        self.on_change != OnChange::InPlace
     }
 
     /// All seats, by slot.
@@ -464,7 +464,7 @@ impl Roster {
         why: String,
     ) -> Result<Vec<Departure>, Stale> {
         self.unseen.remove(&process);
-        let starts_anew = matches!(self.mode, Mode::Restart { .. });
+        let starts_anew = self.on_change == OnChange::Restart;
         let (holds_seats, may_leave) = (self.holds_seats(), self.may_leave(now, process));
         let seat = self.current(process)?;
         // A group that is started anew has no other use for a node that leaves: the work is done.

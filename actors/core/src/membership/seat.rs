@@ -111,6 +111,17 @@ pub enum Loss {
     Left(String),
 }
 
+impl Loss {
+    /// Whether the process has failed, and then whether its host may be to blame. A late process is no proof that its host is bad.
+    pub(super) fn is_failure(&self) -> (bool, bool) {
+        match self {
+            Self::Died(_) => (true, true),
+            Self::Late(_) => (true, false),
+            Self::Node { .. } | Self::Left(_) => (false, false),
+        }
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kolo_wire::ids::{NodeId, Slot};
+use kolo_wire::ids::NodeId;
 use kolo_wire::{
-    Exit, Followers, JobEvent, JobState, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
+    Followers, JobEvent, JobState, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
     WorkerState,
 };
 
@@ -16,44 +16,9 @@ use super::{
 };
 
 impl Job {
-    pub(super) fn worker_exited(
-        &mut self,
-        node: NodeId,
-        slot: Slot,
-        failure: RankFailure,
-        expected: bool,
-    ) {
-        let mut failure = bounded(failure);
-        let Some(seat) = self.seat_mut(node, slot) else {
-            return self.note(format!(
-                "slot {slot} ended on {node}, which does not have it"
-            ));
-        };
-        if seat.exit.is_some() {
-            return;
-        }
-        // What the head knows itself it does not take from a report.
-        failure.rank = seat.member.rank;
-        failure.node = node;
-        failure.hostname.clone_from(&seat.member.hostname);
-        if failure.pid == 0 {
-            failure.pid = seat.pid;
-        }
-        seat.stopped = expected && failure.pid > 0;
-        self.exited(slot, failure, expected);
-        self.all_gone();
-    }
-
-    /// A worker has ended or is lost, as is told to everybody who may wait for it (F-1).
-    fn exited(&mut self, slot: Slot, failure: RankFailure, expected: bool) {
-        if self.is_installed() {
-            self.installed_ready(slot);
-        }
-        if let Some(seat) = self.seats.get_mut(&slot) {
-            seat.state = WorkerState::Exited;
-            seat.exit = Some(failure.exit);
-            self.gone += 1;
-        }
+    /// A worker of a job that never changes has ended or is lost, as is told to everybody who may wait for it (F-1).
+    pub(super) fn exited(&mut self, failure: RankFailure, expected: bool) {
+        self.gone += 1;
         if self.ending.is_some() {
             return self.fell_too(failure, expected);
         }
@@ -132,7 +97,7 @@ impl Job {
     }
 
     /// Ends the job if no worker is left.
-    fn all_gone(&mut self) {
+    pub(super) fn all_gone(&mut self) {
         if self.ending.is_some() || self.gone < self.seats.len() {
             return;
         }
@@ -208,20 +173,10 @@ impl Job {
 
     fn lose_seats(&mut self, part: usize, reason: &str) {
         for slot in self.parts[part].slots.clone() {
-            let Some(seat) = self.seats.get(&slot).filter(|seat| seat.exit.is_none()) else {
-                continue;
-            };
-            let failure = RankFailure {
-                rank: seat.member.rank,
-                node: seat.member.node,
-                hostname: seat.member.hostname.clone(),
-                pid: seat.pid,
-                exit: Exit::Unknown,
-                reason: Some(reason.to_owned()),
-                stderr_tail: Vec::new(),
-                account: None,
-            };
-            self.exited(slot, failure, false);
+            let seat = self.seats.get_mut(&slot);
+            if let Some(failure) = seat.and_then(|seat| seat.lose(reason.to_owned())) {
+                self.exited(failure, false);
+            }
         }
         self.all_gone();
     }

@@ -331,7 +331,7 @@ mod tests {
                 spec.installed = Some(Installed::default());
                 spec.rendezvous = true;
             });
-            run.job.run_dry().unwrap();
+            run.job.run_dry();
             run.asked();
             run.reserve(1, false);
             run

@@ -27,8 +27,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-mod tests_elastic;
-#[cfg(test)]
 mod tests_horovod;
 #[cfg(test)]
 mod tests_network;
@@ -42,8 +40,8 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
-    Exit, GenerationTable, JobSpec, JobState, Member, Refusal, RefusalKind, SubmitFrame,
-    WorkerSignal, WorkerState,
+    Exit, GenerationTable, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind,
+    SubmitFrame, WorkerSignal, WorkerState,
 };
 
 use self::elastic::{Elastic, Flow};
@@ -162,6 +160,38 @@ impl Seat {
             exit: None,
             stopped: false,
         }
+    }
+
+    /// The process has ended, as its node tells. What the head knows itself it does not take from a report.
+    fn end(&mut self, failure: &mut RankFailure, expected: bool) {
+        failure.rank = self.member.rank;
+        failure.node = self.member.node;
+        failure.hostname.clone_from(&self.member.hostname);
+        if failure.pid == 0 {
+            failure.pid = self.pid;
+        }
+        self.stopped = expected && failure.pid > 0;
+        self.state = WorkerState::Exited;
+        self.exit = Some(failure.exit);
+    }
+
+    /// The process is not there any more, for this reason. Nothing if its end is known.
+    fn lose(&mut self, reason: String) -> Option<RankFailure> {
+        if self.exit.is_some() {
+            return None;
+        }
+        let mut failure = RankFailure {
+            rank: self.member.rank,
+            node: self.member.node,
+            hostname: String::new(),
+            pid: 0,
+            exit: Exit::Unknown,
+            reason: Some(reason),
+            stderr_tail: Vec::new(),
+            account: None,
+        };
+        self.end(&mut failure, false);
+        Some(failure)
     }
 }
 
@@ -415,21 +445,10 @@ impl Job {
         }
     }
 
-    /// Lets the job end where its workers would start, as a success if they could. No program of its driver is waited for. To
-    /// be said before the first [`Job::step`].
-    ///
-    /// # Errors
-    ///
-    /// [`RefusalKind::Invalid`] for an elastic job, which has no one start.
-    pub fn run_dry(&mut self) -> Result<(), Refusal> {
-        if self.is_elastic() {
-            return Err(Refusal::new(
-                RefusalKind::Invalid,
-                "a dry run of an elastic job is asked for; allowed is one of a job whose members stay the same",
-            ));
-        }
+    /// Lets the job, which never changes its members, end where its workers would start, as a success if they could. No program of
+    /// its driver is waited for. To be said before the first [`Job::step`].
+    pub fn run_dry(&mut self) {
         (self.dry_run, self.program_ready) = (true, true);
-        Ok(())
     }
 
     /// Whether no worker of it ever starts.

@@ -107,27 +107,6 @@ impl Job {
         let Some(push) = self.parts[part].pushes.queue.pop_front() else {
             return self.note(format!("answer of {node} to nothing"));
         };
-        if self.is_elastic() {
-            return self.push_answered(part, push, answer);
-        }
-        let at = self.place_name(part);
-        match (push, answer) {
-            (Push::Membership(_), Ok(_)) => self.parts[part].has_membership = true,
-            (Push::Membership(_), Err(refusal)) => self.fail(
-                refusal.kind,
-                format!("{at} did not take the membership: {}", refusal.message),
-            ),
-            (Push::Order(request), answer) => {
-                if let NodeRequest::Signal { .. } = *request {
-                    self.signalled(part);
-                }
-                // Its workers have ended meanwhile, or it is too late for it.
-                if let Err(refusal) = answer {
-                    self.note(format!(
-                        "{at} refused the news of a lost rank, a signal or a kill: {refusal}"
-                    ));
-                }
-            }
-        }
+        self.push_answered(part, push, answer);
     }
 }

@@ -7,13 +7,14 @@ use std::time::Duration;
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
     GenerationTable, InstalledHere, JobEvent, JobState, NodeEvent, NodeReply, NodeRequest,
-    RefusalKind, SlotStart, StartWorkers, WorkerState,
+    RefusalKind, SlotStart, StartWorkers,
 };
 
 use super::elastic::Elastic;
-use super::{Action, Ending, Hold, Job, Phase, Push, Rendezvous, Reply};
+use super::{Action, Ending, Hold, Job, Phase, Push, Rendezvous, Reply, Seat};
 use crate::env::{self, Env, JobEnv};
 use crate::head::milliseconds;
+use crate::membership::Process;
 
 impl Job {
     /// Asks a node for something. What was on its way there is pointless now.
@@ -51,82 +52,110 @@ impl Job {
         self.request(part, request, limit);
     }
 
+    /// A node has answered a request.
     pub(super) fn replied(&mut self, node: NodeId, reply: Reply) {
         let Some(part) = self.part(node) else {
             return self.note(format!("answer of {node}, which has no part in the job"));
         };
-        if self.is_elastic() {
-            return self.node_replied(part, reply);
+        self.parts[part].flow.is_owed = false;
+        if self.parts[part].hold.is_over() {
+            self.mark_over();
         }
+        self.has_answered(node);
         match self.parts[part].hold {
             Hold::Reserving => self.reserved(part, reply),
             Hold::Starting => self.started(part, reply),
-            Hold::Undoing => self.undone(part, reply),
+            Hold::Undoing => {
+                self.undone(part, reply);
+                if self.ending.is_none() {
+                    self.left(part, node);
+                }
+            }
             // It was lost, or said that all is gone, while the request was under way.
             Hold::Reserved | Hold::Running | Hold::Free | Hold::Abandoned | Hold::Lost => {}
         }
     }
 
     fn reserved(&mut self, part: usize, reply: Reply) {
-        let at = self.place_name(part);
-        match reply {
+        let (kind, why) = match reply {
             Reply::Answer(NodeReply::Reserved {
                 has_program,
                 free_port,
                 problem,
             }) => {
+                // Of an installed program there is nothing to send.
+                let has_program = has_program || self.is_installed();
                 let entry = &mut self.parts[part];
                 entry.hold = Hold::Reserved;
                 entry.has_program = has_program;
                 entry.free_port = free_port;
-                entry.problem = problem;
                 if self.ending.is_some() {
                     self.undo(part);
+                } else if self.is_elastic() {
+                    self.node_joins(part, problem);
+                } else {
+                    self.parts[part].problem = problem;
                 }
+                return;
             }
             Reply::Refused(refusal) => {
                 self.free(part);
-                self.fail(
-                    refusal.kind,
-                    format!("{at} did not reserve: {}", refusal.message),
-                );
+                (refusal.kind, refusal.message)
             }
+            // It may hold the reservation all the same.
             Reply::Answer(_) | Reply::Unknown(_) => {
-                // It may hold the reservation all the same.
                 self.parts[part].hold = Hold::Reserved;
-                let why = unexpected(reply);
-                if self.ending.is_some() {
-                    self.undo(part);
-                } else {
-                    self.fail(RefusalKind::Timeout, format!("{at} did not reserve: {why}"));
-                }
+                (RefusalKind::Timeout, unexpected(reply))
             }
+        };
+        let text = format!("{} did not reserve: {why}", self.place_name(part));
+        if self.is_elastic() {
+            self.note(text);
+            self.refuse_seats(part);
+        } else {
+            self.fail(kind, text);
+        }
+        if self.parts[part].hold == Hold::Reserved {
+            self.undo(part);
         }
     }
 
     fn started(&mut self, part: usize, reply: Reply) {
         let at = self.place_name(part);
+        let starting = std::mem::take(&mut self.parts[part].flow.starting);
         self.parts[part].hold = Hold::Running;
         match reply {
             Reply::Answer(NodeReply::Started { pids }) => {
                 let node = self.parts[part].site.node;
                 for (slot, pid) in pids {
-                    self.worker_started(node, slot, pid);
-                }
-                if self.ending.is_some() {
-                    self.undo(part);
+                    let process = self.seats.get(&slot).map(Seat::process);
+                    if process.is_none_or(|process| starting.contains(&process)) {
+                        self.worker_started(node, slot, pid);
+                    }
                 }
             }
-            _ if self.ending.is_some() => self.undo(part),
-            Reply::Refused(refusal) => self.fail(
-                refusal.kind,
-                format!("{at} did not start its workers: {}", refusal.message),
-            ),
-            Reply::Answer(_) | Reply::Unknown(_) => self.fail(
-                RefusalKind::Timeout,
-                format!("{at} did not start its workers: {}", unexpected(reply)),
-            ),
+            _ if self.ending.is_some() => {}
+            reply if self.is_elastic() => self.node_did_not_start(part, starting, reply),
+            reply => {
+                let kind = match &reply {
+                    Reply::Refused(refusal) => refusal.kind,
+                    Reply::Answer(_) | Reply::Unknown(_) => RefusalKind::Timeout,
+                };
+                let why = unexpected(reply);
+                self.fail(kind, format!("{at} did not start its workers: {why}"));
+            }
         }
+        if self.ending.is_some() {
+            if self.parts[part].hold == Hold::Running {
+                self.undo(part);
+            }
+            return;
+        }
+        let node = self.parts[part].site.node;
+        for _ in 0..self.parts[part].pushes.queue.len() {
+            self.actions.push(Action::Push(node));
+        }
+        self.pend(node);
     }
 
     pub(super) fn rendezvous_opened(&mut self, opened: Result<std::net::SocketAddr, String>) {
@@ -219,35 +248,49 @@ impl Job {
     }
 
     fn start_all(&mut self) {
-        self.phase = Phase::Boot;
         self.state = JobState::Starting;
         let left = self.start_deadline.saturating_duration_since(self.now);
         let common = self.common_env();
-        let job_env = env::job(&common);
         for part in 0..self.parts.len() {
-            let entry = &mut self.parts[part];
+            let seats = self.parts[part].slots.iter();
+            let seats = seats.filter_map(|slot| self.seats.get(slot));
+            let processes = seats.map(Seat::process).collect();
+            self.start_processes(part, processes, &common, left);
+        }
+    }
+
+    /// Starts these processes on a node that holds their seats.
+    pub(super) fn start_processes(
+        &mut self,
+        part: usize,
+        processes: Vec<Process>,
+        common: &JobEnv,
+        left: Duration,
+    ) {
+        self.phase = self.phase.max(Phase::Boot);
+        let seats = processes
+            .iter()
+            .filter_map(|process| self.seats.get(&process.slot));
+        let slots = seats
+            .map(|seat| SlotStart {
+                member: seat.member.clone(),
+                env: self.slot_env(common, &seat.member, part),
+            })
+            .collect();
+        let request = self.start_request(env::job(common), slots, left);
+        let entry = &mut self.parts[part];
+        entry.started = true;
+        if entry.hold == Hold::Reserved {
             entry.hold = Hold::Starting;
-            entry.started = true;
-            let slots = self.parts[part].slots.iter();
-            let slots = slots
-                .filter_map(|slot| self.seats.get(slot))
-                .map(|seat| SlotStart {
-                    member: seat.member.clone(),
-                    env: self.slot_env(&common, &seat.member, part),
-                })
-                .collect();
-            let request = self.start_request(job_env.clone(), slots, left);
+            entry.flow.starting = processes;
             self.request(part, request, self.config.request_timeout);
+        } else {
+            self.push(part, Push::order(request));
         }
     }
 
     /// The order to start these workers, which have this time to say hello.
-    pub(super) fn start_request(
-        &self,
-        env: Env,
-        slots: Vec<SlotStart>,
-        left: Duration,
-    ) -> NodeRequest {
+    fn start_request(&self, env: Env, slots: Vec<SlotStart>, left: Duration) -> NodeRequest {
         let elastic = self.is_elastic();
         NodeRequest::Start(StartWorkers {
             job: self.id,
@@ -354,53 +397,7 @@ impl Job {
         if self.parts[part].hold.is_over() {
             return;
         }
-        if self.is_elastic() {
-            return self.news(part, event);
-        }
-        match event {
-            NodeEvent::WorkerReady { slot, address, .. } => {
-                let needs_address = self.parts.len() > 1;
-                match self.seat_mut(node, slot) {
-                    Some(seat) if seat.exit.is_some() => {}
-                    Some(seat) if needs_address && address.is_none() => {
-                        let rank = seat.member.rank;
-                        self.fail(
-                            RefusalKind::Worker,
-                            format!(
-                                "rank {rank} is ready without an address, which a job on several nodes needs"
-                            ),
-                        );
-                    }
-                    Some(seat) if seat.state == WorkerState::Starting => {
-                        seat.member.address = address;
-                        seat.state = WorkerState::Ready;
-                        self.ready += 1;
-                    }
-                    Some(_) => {}
-                    None => self.note(format!(
-                        "{node} has slot {slot} ready, which it does not have"
-                    )),
-                }
-            }
-            NodeEvent::WorkerExited {
-                slot,
-                failure,
-                expected,
-                ..
-            } => self.worker_exited(node, slot, failure, expected),
-            NodeEvent::Taken { slot, .. }
-            | NodeEvent::WorkerUnseen { slot, .. }
-            | NodeEvent::Committed { slot, .. }
-            | NodeEvent::Holding { slot, .. } => self.note(format!(
-                "slot {slot} on {node} reports as a member of a job that changes its members, which this one is not"
-            )),
-            NodeEvent::JobGone { .. } => self.job_gone(part),
-            // All ranks get their notice at the same time: they may have to save together.
-            NodeEvent::JobLeft { reason, .. } => {
-                let at = self.place_name(part);
-                self.stop(format!("{at} leaves: {reason}"), false);
-            }
-        }
+        self.news(part, event);
     }
 
     pub(super) fn place_name(&self, part: usize) -> String {

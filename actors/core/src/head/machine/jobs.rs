@@ -167,7 +167,7 @@ impl HeadCore {
             key
         });
         if dry_run {
-            job.run_dry()?;
+            job.run_dry();
         }
         if !self.registry.hold(id, &wanted) {
             return Err(internal("the placement chose what is not free"));

@@ -60,13 +60,9 @@ impl Membership {
                 None if is_program => format!("a new worker{place}: {loss}"),
                 _ => format!("{process}{place}: {loss}"),
             };
-            // A late process is no proof that its host is bad.
-            let (is_failure, blamed) = match loss {
-                Loss::Died(_) => (true, host),
-                Loss::Late(_) => (true, None),
-                Loss::Node { .. } | Loss::Left(_) => (false, None),
-            };
+            let (is_failure, may_blame) = loss.is_failure();
             if is_failure {
+                let blamed = host.filter(|_| may_blame);
                 let since = departure.since;
                 self.budget.failed(now, &self.limits, since, blamed, &what);
                 // A new worker that fails before it is a member.

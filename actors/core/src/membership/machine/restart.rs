@@ -55,24 +55,18 @@ impl Membership {
             };
             let (rank, host) = (member.rank, &member.location.host);
             let what = format!("rank {rank} on {host}: {loss}");
-            // A late process is no proof that its host is bad.
-            let blamed = match loss {
-                Loss::Died(_) => departure.host,
-                Loss::Late(_) => None,
-                Loss::Node { .. } => {
-                    if self.failed.take().is_some() {
-                        self.budget.explained(&what);
-                        self.broken = Some(what);
-                    } else {
-                        self.broken.get_or_insert(what);
-                    }
-                    continue;
-                }
-                Loss::Left(_) => {
+            let (is_failure, may_blame) = loss.is_failure();
+            if !is_failure {
+                let is_node = matches!(loss, Loss::Node { .. });
+                if is_node && self.failed.take().is_some() {
+                    self.budget.explained(&what);
+                    self.broken = Some(what);
+                } else {
                     self.broken.get_or_insert(what);
-                    continue;
                 }
-            };
+                continue;
+            }
+            let blamed = departure.host.filter(|_| may_blame);
             if self.broken.is_none() && self.failed.is_none() {
                 self.broken = Some(what.clone());
                 self.failed = Some(Failure {

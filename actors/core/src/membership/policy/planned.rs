@@ -6,7 +6,7 @@ use kolo_wire::ids::Slot;
 
 use super::super::generation::Generation;
 use super::super::seat::{Process, Seat, State};
-use super::{Choice, Decision, View, decision};
+use super::{Choice, Decision, View, decision, form};
 
 impl<'a> View<'a> {
     /// What is to be done, unless the job ends or asks for room.
@@ -100,8 +100,7 @@ impl<'a> View<'a> {
             (survivors > 0 && self.is_enough(&best)).then_some(best)
         });
         if let Some(best) = best {
-            let processes = best.iter().map(|seat| seat.process()).collect();
-            return decision(Choice::Form(processes), self.cause(&best));
+            return decision(form(&best), self.cause(&best));
         }
         if let Some(wait) = self.wait_to_plan() {
             return wait;
@@ -110,13 +109,8 @@ impl<'a> View<'a> {
         if best.len() < self.limits.min as usize {
             return self.too_few(best.len(), deadline);
         }
-        let first = self.startable().map(|seat| seat.since).min();
-        let window = self.window(first, best.len());
-        if let Some(end) = window.filter(|_| self.now < deadline) {
-            return decision(
-                Choice::WaitUntil(end.min(deadline)),
-                "enough hosts have room, others are asked and may join",
-            );
+        if let Some(wait) = self.gather_room(best.len(), deadline) {
+            return wait;
         }
         self.plan_group(&best, self.cause(&best))
     }

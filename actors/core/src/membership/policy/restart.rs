@@ -6,7 +6,7 @@ use kolo_wire::ids::Slot;
 
 use super::super::end::End;
 use super::super::seat::{Seat, State};
-use super::{Choice, Decision, View, decision};
+use super::{Choice, Decision, View, decision, form};
 
 impl<'a> View<'a> {
     /// What is to be done.
@@ -94,13 +94,8 @@ impl<'a> View<'a> {
             let room = self.give_way();
             return room.unwrap_or_else(|| self.too_few(ready, deadline));
         }
-        let first = self.startable().map(|seat| seat.since).min();
-        let window = self.window(first, best.len());
-        if let Some(end) = window.filter(|_| self.now < deadline) {
-            return decision(
-                Choice::WaitUntil(end.min(deadline)),
-                "enough hosts have room, others are asked and may join",
-            );
+        if let Some(wait) = self.gather_room(best.len(), deadline) {
+            return wait;
         }
         if let Some(end) = self.budget.pause(self.now) {
             let why = self.budget.idle_why();
@@ -111,10 +106,22 @@ impl<'a> View<'a> {
                 ),
             );
         }
-        decision(
-            Choice::Form(best.iter().map(|seat| seat.process()).collect()),
-            self.cause_anew(best.len()),
-        )
+        decision(form(&best), self.cause_anew(best.len()))
+    }
+
+    /// Hosts that are asked for room may join a group of this size.
+    pub(super) fn gather_room(&self, size: usize, deadline: Instant) -> Option<Decision> {
+        let first = self.startable().map(|seat| seat.since).min();
+        let why = "enough hosts have room, others are asked and may join";
+        self.gather(first, size, deadline, why)
+    }
+
+    /// Gives back the room of all seats in which there is no process.
+    fn give_back(&self, why: impl FnOnce(usize) -> String) -> Option<Decision> {
+        let held = self.roster.in_state(State::Held);
+        let slots: Vec<Slot> = held.map(|seat| seat.slot).collect();
+        let reason = why(slots.len());
+        (!slots.is_empty()).then(|| decision(Choice::GiveBack(slots), reason))
     }
 
     /// Room for too few, for which another job waits.
@@ -122,13 +129,9 @@ impl<'a> View<'a> {
         if !self.roster.is_contended() || self.roster.count(State::Reserving) > 0 {
             return None;
         }
-        let held = self.roster.in_state(State::Held);
-        let slots: Vec<Slot> = held.map(|seat| seat.slot).collect();
-        let reason = format!(
-            "room for {} workers, fewer than the job needs, is given back: other jobs wait for room",
-            slots.len()
-        );
-        (!slots.is_empty()).then(|| decision(Choice::GiveBack(slots), reason))
+        self.give_back(|room| {
+            format!("room for {room} workers, fewer than the job needs, is given back: other jobs wait for room")
+        })
     }
 
     /// Room that a full group does not use: others have replaced processes whose end was seen late.
@@ -137,10 +140,7 @@ impl<'a> View<'a> {
         if !is_full || self.roster.leaving() > 0 || self.roster.count(State::Returned) > 0 {
             return None;
         }
-        let held = self.roster.in_state(State::Held);
-        let slots: Vec<Slot> = held.map(|seat| seat.slot).collect();
-        let reason = format!("room that a full group does not need: {}", slots.len());
-        (!slots.is_empty()).then(|| decision(Choice::GiveBack(slots), reason))
+        self.give_back(|room| format!("room that a full group does not need: {room}"))
     }
 
     /// Nothing is changed any more: members have returned, or no change is left.

@@ -3,57 +3,7 @@
 use super::*;
 
 #[test]
-fn a_static_job_is_one_generation_with_slots_as_ranks() {
-    let mut bed = Bed::up(fixed(5), &[2, 0, 3]);
-    assert_eq!(
-        bed.table(),
-        [
-            (0, 1, 1, 1),
-            (1, 1, 1, 1),
-            (2, 1, 3, 1),
-            (3, 1, 3, 1),
-            (4, 1, 3, 1)
-        ]
-    );
-    let slots: Vec<Slot> = (0..5).map(Slot).collect();
-    let news = bed.news();
-    assert_eq!(
-        news[0],
-        Action::Reserve {
-            slots,
-            purpose: Purpose::Grow,
-            avoid: vec![]
-        }
-    );
-    assert!(matches!(
-        &news[1..6],
-        [Action::Start { .. }, .., Action::Start { .. }]
-    ));
-    assert!(
-        matches!(&news[6..], [Action::Publish { .. }, Action::Active(_)]),
-        "{news:?}"
-    );
-    bed.fail(3);
-    let lost = "rank 3 is lost: process 1 of slot 3 on h3: exit code 1: boom";
-    let expected = [
-        Action::Revoke { generation: ids::Generation(1), lost: vec![Rank(3)], cause: lost.to_owned() },
-        Action::End {
-            how: End::Lost,
-            why: "a worker of a job that never changes has failed: process 1 of slot 3 on h3: exit code 1: boom".to_owned(),
-        },
-    ];
-    assert_eq!(bed.news(), expected);
-    // Nothing is asked for any more.
-    bed.fail(1);
-    bed.then(Fact::Offered);
-    assert_eq!(bed.news(), []);
-}
-
-#[test]
-fn a_static_job_that_has_no_room_ends_at_once_and_an_elastic_one_waits() {
-    let why = "there is no room for a job that never changes: full";
-    let bed = Bed::up(fixed(3), &[2]);
-    assert_eq!(bed.end(), Some((End::BelowMin, why)));
+fn a_job_that_has_no_room_waits_for_the_start_timeout() {
     let mut bed = Bed::up(Limits::elastic(3, 3), &[2]);
     bed.pass(s(29));
     assert_eq!(bed.end(), None);

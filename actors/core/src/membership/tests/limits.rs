@@ -19,7 +19,7 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         check(&|limits| limits.filters = vec![Filter::DivisibleBy(5)]),
         Ok(())
     );
-    let cases: [Case<'_>; 19] = [
+    let cases: [Case<'_>; 18] = [
         (
             &|limits| limits.min = 0,
             "min_workers=0 is given; a group has at least 1",
@@ -42,9 +42,7 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         ),
         (
             &|limits| {
-                limits.mode = Mode::Restart {
-                    stop_timeout: s(20),
-                };
+                limits.on_change = OnChange::Restart;
                 limits.spares = 1;
             },
             "spares=1 is given for processes that are started with their ranks",
@@ -80,13 +78,6 @@ fn limits_that_make_no_sense_say_what_was_given_and_what_is_allowed() {
         (
             &|limits| limits.restarts_within = Some((3, s(0))),
             "restarts_within=0 is given",
-        ),
-        (
-            &|limits| {
-                limits.spares = 1;
-                limits.max_resets = Some(0);
-            },
-            "spares=1 and max_resets=0 are given",
         ),
         (
             &|limits| limits.filters = vec![Filter::WholeHosts(0)],

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{self, NodeId, Rank, Slot};
-use kolo_wire::{Exit, Kept};
+use kolo_wire::{Exit, GroupFilter as Filter, Kept, OnChange};
 
 use super::*;
 
@@ -29,15 +29,6 @@ const fn s(seconds: u64) -> Duration {
 /// Milliseconds.
 const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
-}
-
-/// A job of so many workers that never changes.
-fn fixed(workers: u32) -> Limits {
-    Limits {
-        max_resets: Some(0),
-        restarts_without_progress: 0,
-        ..Limits::elastic(workers, workers)
-    }
 }
 
 const fn process(slot: u32, incarnation: u64) -> Process {

@@ -40,7 +40,7 @@ fn new_processes_are_grouped_by_node_and_survivors_come_first() {
     // (nodes of slots 0.., slots of the generation before, slots in the next one)
     type Case<'a> = (&'a [u64], &'a [u32], &'a [u32]);
     let cases: [Case<'_>; 6] = [
-        // A first generation: by node, in the order of the lowest slot. Slots of a static job are ranks.
+        // A first generation: by node, in the order of the lowest slot.
         (&[1, 1, 2, 2], &[], &[0, 1, 2, 3]),
         (&[2, 1, 2, 1], &[], &[0, 2, 1, 3]),
         // Survivors keep their order, whatever their slots and nodes are.

@@ -6,9 +6,7 @@ use super::*;
 
 fn limits(min: u32, max: u32) -> Limits {
     Limits {
-        mode: Mode::Planned {
-            stop_timeout: s(20),
-        },
+        on_change: OnChange::Horovod,
         ack_timeout: s(30),
         ..Limits::elastic(min, max)
     }

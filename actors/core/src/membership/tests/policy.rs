@@ -418,30 +418,43 @@ fn the_limit_of_resets_is_horovods() {
         End::ResetLimit,
         &["changes of the membership: 1, which is the limit (max_resets)"],
     );
+    // 0: the first one does.
+    let mut case = Case::active(
+        Limits {
+            max_resets: Some(0),
+            ..Limits::elastic(1, 2)
+        },
+        &[1, 2],
+    );
+    case.lose(&[1]);
+    case.ends(
+        End::ResetLimit,
+        &["(max_resets), and rank 1 (process 1 of slot 1 on h2) is lost: exit code 1: boom"],
+    );
 }
 
 #[test]
-fn a_static_job_ends_with_the_first_loss() {
-    let mut case = Case::active(fixed(2), &[1, 2]);
-    assert_eq!(case.choice(), Choice::Keep);
-    case.lose(&[1]);
-    case.ends(
-        End::Lost,
-        &["rank 1 (process 1 of slot 1 on h2) is lost: exit code 1: boom"],
-    );
-
-    // Before the group was ready, too.
-    let mut case = Case::booting(fixed(2), &[1, 2]);
-    let why = "silent".to_owned();
-    case.take(Fact::NodeLost {
-        node: NodeId(1),
-        why,
-        fenced: case.now,
-    });
-    case.ends(
-        End::Lost,
-        &["process 1 of slot 0 is lost: its node was lost: silent"],
-    );
+fn a_job_that_may_not_change_any_more_gives_back_the_room_of_each_lost_process() {
+    // Two workers on each host; on the first one is lost, so that the other one there is in no group.
+    for (max_resets, choice) in [
+        (Some(1), Choice::GiveBack(vec![Slot(1)])),
+        // One that may change starts the next process there.
+        (Some(2), ask(Purpose::Replace, 1)),
+    ] {
+        let limits = Limits {
+            per_host: 2,
+            max_resets,
+            ..Limits::elastic(2, 4)
+        };
+        let mut case = Case::active(limits, &[1, 1, 2, 2]);
+        case.lose(&[1]);
+        case.budget.formed(false);
+        assert_eq!(case.choice(), choice);
+        if max_resets == Some(1) {
+            case.roster.vacate(case.now, &[Slot(1)]);
+            assert_eq!(case.choice(), Choice::Keep);
+        }
+    }
 }
 
 #[test]

@@ -6,9 +6,7 @@ use super::*;
 
 fn limits(min: u32, max: u32, max_restarts: u32) -> Limits {
     Limits {
-        mode: Mode::Restart {
-            stop_timeout: s(20),
-        },
+        on_change: OnChange::Restart,
         restarts_without_progress: max_restarts,
         ..Limits::elastic(min, max)
     }

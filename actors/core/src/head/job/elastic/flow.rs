@@ -15,11 +15,11 @@ pub(in crate::head::job) struct Flow {
     /// Processes that are to be started.
     pub(super) queue: Vec<Process>,
     /// Processes in the request to start that is under way.
-    pub(super) starting: Vec<Process>,
+    pub(in crate::head::job) starting: Vec<Process>,
     /// The how-manieth word of the driver says that the node has the program.
     pub(super) program: u64,
     /// A request is under way whose answer is still to come, though the node was lost.
-    pub(super) is_owed: bool,
+    pub(in crate::head::job) is_owed: bool,
 }
 
 impl Flow {
@@ -46,12 +46,16 @@ impl Job {
         let at = self.place_name(part);
         let request = match push {
             Push::Order(request) => *request,
-            // It is repeated, and its members are late in the end.
             Push::Membership(generation) => {
-                if let Err(refusal) = answer {
-                    self.note(format!(
+                match answer {
+                    Ok(_) => self.parts[part].has_membership = true,
+                    // It is repeated, and its members are late in the end.
+                    Err(refusal) if self.is_elastic() => self.note(format!(
                         "{at} did not take generation {generation}: {refusal}"
-                    ));
+                    )),
+                    Err(Refusal { kind, message }) => {
+                        self.fail(kind, format!("{at} did not take the membership: {message}"));
+                    }
                 }
                 return;
             }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kolo_wire::{Elastic, GroupFilter, JobSpec, OnChange, Placement};
+use kolo_wire::{Elastic, JobSpec, Placement};
 
-use crate::membership::{Filter, Limits, Mode};
+use crate::membership::Limits;
 use crate::node::colocator::KILLED;
 
 /// How much later than it should a node may say that a process has ended.
@@ -13,14 +13,10 @@ const MARGIN: Duration = Duration::from_secs(5);
 /// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
 pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     let ms = Duration::from_millis;
-    // TERM, KILL, and the end of the wait for the end.
-    let stop_timeout = ms(spec.grace_ms) + KILLED + MARGIN;
     Limits {
-        mode: match elastic.on_change {
-            OnChange::InPlace => Mode::InPlace,
-            OnChange::Horovod => Mode::Planned { stop_timeout },
-            OnChange::Restart => Mode::Restart { stop_timeout },
-        },
+        on_change: elastic.on_change,
+        // TERM, KILL, and the end of the wait for the end.
+        stop_timeout: ms(spec.grace_ms) + KILLED + MARGIN,
         per_host: match spec.placement {
             Placement::Pack { .. } => 1,
             Placement::Spread { slots, .. } => slots,
@@ -39,14 +35,6 @@ pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
         cooldown: elastic
             .cooldown
             .map(|range| ms(range.least_ms)..=ms(range.most_ms)),
-        filters: elastic.filters.iter().copied().map(filter).collect(),
-    }
-}
-
-fn filter(wish: GroupFilter) -> Filter {
-    match wish {
-        GroupFilter::DivisibleBy(count) => Filter::DivisibleBy(count),
-        GroupFilter::WholeHosts(count) => Filter::WholeHosts(count),
-        GroupFilter::Max(count) => Filter::Max(count),
+        filters: elastic.filters.clone(),
     }
 }

@@ -1,10 +1,11 @@
-//! What nodes say of an elastic job's processes, as facts for its membership.
+//! What nodes say of a job's processes: of an elastic job these are facts for its membership.
 
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, NodeId};
+use kolo_wire::ids::{Generation, NodeId, Rank};
 use kolo_wire::{
-    Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, WorkerState,
+    Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, RefusalKind,
+    WorkerState,
 };
 
 use super::super::end::{bounded, cut, own_failure};
@@ -86,6 +87,7 @@ impl Job {
                 let process = Process { slot, incarnation };
                 self.holds(node, process, (generation, commit), failed);
             }
+            NodeEvent::JobGone { .. } if !self.is_elastic() => self.job_gone(part),
             NodeEvent::JobGone { .. } => match self.parts[part].hold {
                 Hold::Reserved | Hold::Running => {
                     let now = self.now;
@@ -97,6 +99,11 @@ impl Job {
                 // Its answer is still to come, and says more.
                 _ => {}
             },
+            // All ranks get their notice at the same time: they may have to save together.
+            NodeEvent::JobLeft { reason, .. } if !self.is_elastic() => {
+                let at = self.place_name(part);
+                self.stop(format!("{at} leaves: {reason}"), false);
+            }
             NodeEvent::JobLeft { mut reason, .. } => {
                 cut(&mut reason, MAX_WORDS);
                 self.drain(node, reason);
@@ -152,31 +159,47 @@ impl Job {
         process: Process,
         address: Option<std::net::SocketAddr>,
     ) {
-        let Some(seat) = self.seats.get_mut(&process.slot) else {
+        let (is_elastic, has_peers) = (self.is_elastic(), self.parts.len() > 1);
+        let seat = self.seats.get_mut(&process.slot);
+        let Some(seat) = seat.filter(|seat| seat.exit.is_none()) else {
             return;
         };
-        if seat.exit.is_some() {
-            return;
+        if address.is_none() && (is_elastic || has_peers) {
+            let rank = seat.member.rank;
+            return self.has_no_address(part, process, rank);
         }
-        let Some(address) = address else {
-            let why = "it is ready without an address, which a job that may grow needs".to_owned();
-            let request = NodeRequest::StopWorker {
-                job: self.id,
-                slot: process.slot,
-                incarnation: process.incarnation,
-                why: why.clone(),
-            };
-            self.push(part, Push::order(request));
-            return self.not_started(&[process], &why);
-        };
         if seat.state == WorkerState::Starting {
-            seat.state = WorkerState::Spare;
-            seat.member.address = Some(address);
+            seat.member.address = address;
+            seat.state = if is_elastic {
+                WorkerState::Spare
+            } else {
+                WorkerState::Ready
+            };
+            self.ready += 1;
         }
         self.fact(Fact::Ready {
             process,
-            addresses: [address].into(),
+            addresses: address.into_iter().collect(),
         });
+    }
+
+    /// A worker can't be reached by others, and there are or may be some on other nodes.
+    fn has_no_address(&mut self, part: usize, process: Process, rank: Rank) {
+        if !self.is_elastic() {
+            let text = format!(
+                "rank {rank} is ready without an address, which a job on several nodes needs"
+            );
+            return self.fail(RefusalKind::Worker, text);
+        }
+        let why = "it is ready without an address, which a job that may grow needs".to_owned();
+        let request = NodeRequest::StopWorker {
+            job: self.id,
+            slot: process.slot,
+            incarnation: process.incarnation,
+            why: why.clone(),
+        };
+        self.push(part, Push::order(request));
+        self.not_started(&[process], &why);
     }
 
     fn member_exited(
@@ -201,20 +224,19 @@ impl Job {
         }
         let mut failure = bounded(failure);
         let (exit, said) = (failure.exit, words(&failure));
+        if self.is_installed() && !self.is_elastic() {
+            self.installed_ready(process.slot);
+        }
         if is_last && let Some(seat) = self.seats.get_mut(&process.slot) {
             if seat.exit.is_some() {
                 return;
             }
-            failure.rank = seat.member.rank;
-            failure.node = node;
-            failure.hostname.clone_from(&seat.member.hostname);
-            if failure.pid == 0 {
-                failure.pid = seat.pid;
-            }
             let was_stopping = seat.state == WorkerState::Stopping;
-            seat.stopped = expected && failure.pid > 0;
-            seat.state = WorkerState::Exited;
-            seat.exit = Some(exit);
+            seat.end(&mut failure, expected);
+            if !self.is_elastic() {
+                self.exited(failure, expected);
+                return self.all_gone();
+            }
             self.touch(node);
             if self.ending.is_some() {
                 self.fell_too(failure, expected);
@@ -409,26 +431,13 @@ impl Job {
             if let Some(elastic) = &mut self.elastic {
                 elastic.holders.remove(&slot);
             }
-            let Some(seat) = self.seats.get_mut(&slot).filter(|seat| seat.exit.is_none()) else {
+            let Some(seat) = self.seats.get_mut(&slot) else {
                 continue;
             };
-            seat.state = WorkerState::Exited;
-            seat.exit = Some(Exit::Unknown);
-            let process = Process {
-                slot,
-                incarnation: seat.member.incarnation,
-            };
-            let failure = RankFailure {
-                rank: seat.member.rank,
-                node,
-                hostname: seat.member.hostname.clone(),
-                pid: seat.pid,
-                exit: Exit::Unknown,
-                reason: Some(format!("its node was lost: {why}")),
-                stderr_tail: Vec::new(),
-                account: None,
-            };
-            self.tell_lost(process, failure);
+            let process = seat.process();
+            if let Some(failure) = seat.lose(format!("its node was lost: {why}")) {
+                self.tell_lost(process, failure);
+            }
         }
         self.fact(Fact::NodeLost { node, why, fenced });
     }

@@ -4,15 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kolo_wire::ids::{CrossRank, Generation, LocalRank, NodeId, Rank, Slot};
-use kolo_wire::{
-    Exit, JobEvent, Member, NodeReply, NodeRequest, Refusal, RefusalKind, SlotStart, WorkerState,
-};
+use kolo_wire::{Exit, JobEvent, Member, NodeRequest, Refusal, RefusalKind, WorkerState};
 
 use super::super::network::Net;
 use super::super::start::unexpected;
 use super::super::{Action, Hold, Job, Part, Phase, Push, Reply, Seat, Seating, Site, check_table};
 use super::Elastic;
-use crate::env::{self, JobEnv};
 use crate::interfaces;
 use crate::membership::{Fact, Host, Location, Process};
 
@@ -99,7 +96,7 @@ impl Job {
         self.actions.push(Action::GiveBack { node, workers });
     }
 
-    pub(super) fn pend(&mut self, node: NodeId) {
+    pub(in crate::head::job) fn pend(&mut self, node: NodeId) {
         if let Some(elastic) = &mut self.elastic {
             elastic.pending.insert(node);
         }
@@ -126,116 +123,60 @@ impl Job {
     }
 
     /// No answer to a reservation is to come any more.
-    pub(super) fn has_answered(&mut self, node: NodeId) {
+    pub(in crate::head::job) fn has_answered(&mut self, node: NodeId) {
         if let Some(elastic) = &mut self.elastic {
             elastic.reserving.remove(&node);
         }
     }
 
-    /// A node has answered a request.
-    pub(in crate::head::job) fn node_replied(&mut self, part: usize, reply: Reply) {
-        self.parts[part].flow.is_owed = false;
-        if self.parts[part].hold.is_over() {
-            self.mark_over();
+    /// A node holds what it was asked for. It is left again if it has a problem.
+    pub(in crate::head::job) fn node_joins(&mut self, part: usize, problem: Option<Refusal>) {
+        let node = self.parts[part].site.node;
+        let Some(problem) = problem else {
+            if let Some(elastic) = &mut self.elastic {
+                elastic.fresh.push(node);
+                elastic.pending.insert(node);
+            }
+            return;
+        };
+        if self.is_error_of_job(&problem) {
+            self.parts[part].problem = Some(problem);
+            return self.check_installed();
         }
-        self.has_answered(self.parts[part].site.node);
-        match self.parts[part].hold {
-            Hold::Reserving => self.node_reserved(part, reply),
-            Hold::Starting => self.node_started(part, reply),
-            Hold::Undoing => {
-                let node = self.parts[part].site.node;
-                self.undone(part, reply);
-                if self.ending.is_none() {
-                    self.left(part, node);
-                }
-            }
-            Hold::Reserved | Hold::Running | Hold::Free | Hold::Abandoned | Hold::Lost => {}
-        }
-    }
-
-    fn node_reserved(&mut self, part: usize, reply: Reply) {
-        let (node, at) = (self.parts[part].site.node, self.place_name(part));
-        match reply {
-            Reply::Answer(NodeReply::Reserved {
-                problem: Some(problem),
-                ..
-            }) => {
-                self.parts[part].hold = Hold::Reserved;
-                if self.is_error_of_job(&problem) {
-                    self.parts[part].problem = Some(problem);
-                    return self.check_installed();
-                }
-                self.note(format!("{at} is not used: {problem}"));
-                let (host, why) = (host(&self.parts[part].site), problem.message);
-                self.fact(Fact::Unhealthy { host, why });
-                self.undo(part);
-            }
-            Reply::Answer(NodeReply::Reserved {
-                has_program,
-                free_port,
-                ..
-            }) => {
-                // There is nothing to send.
-                let has_program = has_program || self.is_installed();
-                let entry = &mut self.parts[part];
-                entry.hold = Hold::Reserved;
-                entry.has_program = has_program;
-                entry.free_port = free_port;
-                if self.ending.is_some() {
-                    self.undo(part);
-                } else if let Some(elastic) = &mut self.elastic {
-                    elastic.fresh.push(node);
-                    elastic.pending.insert(node);
-                }
-                return;
-            }
-            Reply::Refused(refusal) => {
-                self.note(format!("{at} did not reserve: {refusal}"));
-                self.free(part);
-            }
-            // It may hold the reservation all the same.
-            Reply::Answer(_) | Reply::Unknown(_) => {
-                self.note(format!("{at} did not reserve: {}", unexpected(reply)));
-                self.parts[part].hold = Hold::Reserved;
-                self.undo(part);
-            }
-        }
+        let at = self.place_name(part);
+        self.note(format!("{at} is not used: {problem}"));
+        let (host, why) = (host(&self.parts[part].site), problem.message);
+        self.fact(Fact::Unhealthy { host, why });
+        self.undo(part);
         self.refuse_seats(part);
     }
 
     /// The seats that the node was to hold have no node.
-    fn refuse_seats(&mut self, part: usize) {
+    pub(in crate::head::job) fn refuse_seats(&mut self, part: usize) {
         for slot in std::mem::take(&mut self.parts[part].flow.asking) {
             let why = "its node did not reserve it".to_owned();
             self.fact(Fact::Refused { slot, why });
         }
     }
 
-    fn node_started(&mut self, part: usize, reply: Reply) {
+    /// A node has not started processes, or has not said so.
+    pub(in crate::head::job) fn node_did_not_start(
+        &mut self,
+        part: usize,
+        starting: Vec<Process>,
+        reply: Reply,
+    ) {
         let at = self.place_name(part);
-        let starting = std::mem::take(&mut self.parts[part].flow.starting);
-        self.parts[part].hold = Hold::Running;
         match reply {
-            Reply::Answer(NodeReply::Started { pids }) => {
-                let node = self.parts[part].site.node;
-                for (slot, pid) in pids {
-                    let process = self.seats.get(&slot).map(Seat::process);
-                    if process.is_some_and(|process| starting.contains(&process)) {
-                        self.worker_started(node, slot, pid);
-                    }
-                }
-            }
-            Reply::Refused(refusal) if refusal.kind == RefusalKind::NotFound => {
-                // The lease of the reservation may have ended, because the group waited for other nodes for longer.
-                self.note(format!("{at} did not start its workers: {refusal}"));
-                self.parts[part].pushes.queue.clear();
-                self.parts[part].hold = Hold::Reserved;
-                return self.undo(part);
-            }
             Reply::Refused(refusal) => {
                 // It holds its reservation all the same.
                 self.parts[part].hold = Hold::Reserved;
                 self.parts[part].pushes.queue.clear();
+                if refusal.kind == RefusalKind::NotFound {
+                    // The lease of the reservation may have ended, because the group waited for other nodes for longer.
+                    self.note(format!("{at} did not start its workers: {refusal}"));
+                    return self.undo(part);
+                }
                 self.not_started(&starting, &format!("{at} did not start it: {refusal}"));
             }
             // The workers may come all the same. Membership waits for them, and not for ever.
@@ -244,14 +185,6 @@ impl Job {
                 self.note(format!("{at} may not have started its workers: {why}"));
             }
         }
-        if self.ending.is_some() {
-            return self.undo(part);
-        }
-        let node = self.parts[part].site.node;
-        for _ in 0..self.parts[part].pushes.queue.len() {
-            self.actions.push(Action::Push(node));
-        }
-        self.pend(node);
     }
 
     /// These processes do not run.
@@ -422,6 +355,7 @@ impl Job {
             .map_or(0, |elastic| elastic.answered);
         // It is as large as the group, and the same for all nodes.
         let mut common = None;
+        let left = Duration::from_millis(self.spec.start_timeout_ms);
         for part in self.pending() {
             let entry = &mut self.parts[part];
             entry.has_program |= entry.flow.program > 0 && entry.flow.program <= answered;
@@ -430,36 +364,12 @@ impl Job {
             if can_start && !entry.flow.queue.is_empty() {
                 let processes = std::mem::take(&mut entry.flow.queue);
                 let common = common.get_or_insert_with(|| self.common_env());
-                self.start_processes(part, processes, common);
+                self.start_processes(part, processes, common, left);
             }
         }
         // All others wait for an answer of their node, for the driver, or for the network.
         if let Some(elastic) = &mut self.elastic {
             elastic.pending.clear();
-        }
-    }
-
-    fn start_processes(&mut self, part: usize, processes: Vec<Process>, common: &JobEnv) {
-        self.phase = self.phase.max(Phase::Boot);
-        let seats = processes
-            .iter()
-            .filter_map(|process| self.seats.get(&process.slot));
-        let slots = seats
-            .map(|seat| SlotStart {
-                member: seat.member.clone(),
-                env: self.slot_env(common, &seat.member, part),
-            })
-            .collect();
-        let left = Duration::from_millis(self.spec.start_timeout_ms);
-        let request = self.start_request(env::job(common), slots, left);
-        let entry = &mut self.parts[part];
-        entry.started = true;
-        if entry.hold == Hold::Reserved {
-            entry.hold = Hold::Starting;
-            entry.flow.starting = processes;
-            self.request(part, request, self.config.request_timeout);
-        } else {
-            self.push(part, Push::order(request));
         }
     }
 
@@ -541,7 +451,7 @@ impl Job {
     }
 
     /// Whatever the job held on the node is given back, and nothing runs there. If the node does not say so, it has time.
-    fn left(&mut self, part: usize, node: NodeId) {
+    pub(in crate::head::job) fn left(&mut self, part: usize, node: NodeId) {
         let why = "nothing of the job is left there".to_owned();
         let is_free = self.parts[part].hold == Hold::Free;
         let fenced = if is_free {

@@ -1,7 +1,7 @@
 //! Elastic jobs: workers that do at once what they are told, and how a job changes its members.
 
 use kolo_wire::ids::{Generation, Incarnation, Slot};
-use kolo_wire::{Cooldown, Exit, GenerationTable, HealthCheck};
+use kolo_wire::{Cooldown, Exit, GenerationTable, Handover, HealthCheck, JobInfo, Kept, Member};
 
 use super::*;
 use crate::head::job::fixtures::{elastic, failure};
@@ -102,7 +102,9 @@ impl Group {
                 let job = start.job;
                 let live = self.live.entry((node, job)).or_default();
                 let mut events = Vec::new();
+                assert_eq!(start.env["WORLD_SIZE"], start.world_size.to_string());
                 for slot in start.slots {
+                    assert!(slot.member.rank.0 < start.world_size, "{slot:?}");
                     let (slot, incarnation) = (slot.member.slot, slot.member.incarnation);
                     live.retain(|(other, _)| *other != slot);
                     live.insert((slot, incarnation));
@@ -166,6 +168,37 @@ impl Group {
 
     /// The members of a job's generation hold at a commit.
     pub(super) fn commit(&mut self, job: JobId) {
+        self.members_say(job, |job, slot, incarnation, generation, commit| {
+            NodeEvent::Holding {
+                job,
+                slot,
+                incarnation,
+                generation,
+                commit,
+                failed: None,
+            }
+        });
+    }
+
+    /// The members of a job's generation have made a commit, and go on.
+    fn committed(&mut self, job: JobId) {
+        self.members_say(job, |job, slot, incarnation, generation, commit| {
+            NodeEvent::Committed {
+                job,
+                slot,
+                incarnation,
+                generation,
+                commit,
+                kept: Kept::Made,
+            }
+        });
+    }
+
+    fn members_say(
+        &mut self,
+        job: JobId,
+        event: impl Fn(JobId, Slot, Incarnation, Generation, u64) -> NodeEvent,
+    ) {
         self.commits += 1;
         let table = self.table(job);
         let nodes: Vec<Session> = self.world.peers.keys().copied().collect();
@@ -176,13 +209,8 @@ impl Group {
                 members.any(|member| (member.slot, member.incarnation) == **process)
             };
             let members = live.iter().filter(is_member);
-            let events = members.map(|(slot, incarnation)| NodeEvent::Holding {
-                job,
-                slot: *slot,
-                incarnation: *incarnation,
-                generation: table.generation,
-                commit: self.commits,
-                failed: None,
+            let events = members.map(|(slot, incarnation)| {
+                event(job, *slot, *incarnation, table.generation, self.commits)
             });
             let events: Vec<_> = events.collect();
             if !events.is_empty() && !self.cut.contains(&node) {
@@ -210,6 +238,23 @@ impl Group {
             *nodes.entry(member.node.0).or_default() += 1;
         }
         (table.generation.0, nodes.into_iter().collect())
+    }
+
+    /// `slot.incarnation` of the members, in rank order. Checks R-1.
+    fn ranks(&self, job: JobId) -> Vec<String> {
+        let members = self.table(job).members;
+        for (rank, member) in (0..).zip(&members) {
+            assert_eq!(member.rank.0, rank, "R-1");
+        }
+        let name = |member: &Member| format!("{}.{}", member.slot, member.incarnation);
+        members.iter().map(name).collect()
+    }
+
+    fn info(&mut self, job: JobId) -> JobInfo {
+        match self.world.request(HTTP, HeadRequest::Job { job }) {
+            HeadReply::Job(info) => info,
+            other => panic!("{other:?}"),
+        }
     }
 
     pub(super) fn reservations(&self, node: Session) -> usize {
@@ -246,6 +291,14 @@ fn a_job_starts_with_what_there_is_and_grows_with_the_cluster() {
     // It has all that it can use.
     let third = group.node(3, 4);
     assert_eq!(group.reservations(third), 0);
+    let info = group.info(job);
+    assert_eq!(
+        (info.state, info.generation),
+        (JobState::Healthy, Generation(2))
+    );
+    let why = info.membership.unwrap();
+    assert_eq!(why.cause.as_deref(), Some("1 -> 3 members: 2 new"));
+    assert_eq!(why.decision, "members: 3 of at most 3");
     group.world.frame(job, SubmitFrame::Done);
     assert_eq!(group.world.end(job).unwrap().0, JobState::Succeeded);
     assert_eq!(group.world.free_cpus(), [1, 4, 4]);
@@ -339,11 +392,7 @@ fn a_node_that_is_not_healthy_is_left_out_until_it_has_cooled_down() {
     // The other node is asked at once, and the first one is not asked again.
     assert_eq!(group.members(job), (1, vec![(2, 1)]));
     assert_eq!((checked.get(), group.is_live(first, job)), (1, false));
-    let info = |group: &mut Group| match group.world.request(HTTP, HeadRequest::Job { job }) {
-        HeadReply::Job(info) => info.membership.unwrap(),
-        other => panic!("{other:?}"),
-    };
-    let left_out = info(&mut group).left_out;
+    let left_out = group.info(job).membership.unwrap().left_out;
     assert_eq!(left_out.len(), 1);
     let host = &left_out[0];
     assert_eq!((&*host.hostname, &*host.why), ("host1", "no GPU"));
@@ -354,7 +403,7 @@ fn a_node_that_is_not_healthy_is_left_out_until_it_has_cooled_down() {
     assert_eq!(checked.get(), 2);
     group.commit(job);
     assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
-    assert_eq!(info(&mut group).left_out, []);
+    assert_eq!(group.info(job).membership.unwrap().left_out, []);
     assert!(group.is_live(second, job));
 }
 
@@ -420,17 +469,148 @@ fn hosts_take_part_as_a_whole_on_nodes_of_their_own() {
 }
 
 #[test]
-fn a_lost_node_is_replaced_by_another_one() {
+fn r2_survivors_of_a_kill_go_on_in_their_order_and_its_successor_is_given_the_state() {
     let mut group = Group::new();
-    let nodes = [1, 2, 3].map(|node| group.node(node, 1));
-    let job = group.submit(1, 2, 3);
-    let spare = group.node(4, 1);
-    group.world.disconnect(nodes[1]);
-    group.run();
-    assert_eq!(group.members(job), (2, vec![(1, 1), (3, 1)]));
-    assert_eq!(group.reservations(spare), 1);
+    // A process for each pid, as it were.
+    let started = |request: &NodeRequest| match request {
+        NodeRequest::Start(start) => {
+            let members = start.slots.iter().map(|slot| &slot.member);
+            let pid = |member: &Member| {
+                let pid = member.slot.0 * 100 + member.incarnation.0 as u32;
+                (member.slot, pid)
+            };
+            let pids = members.map(pid).collect();
+            Some(Reply::Answer(NodeReply::Started { pids }))
+        }
+        other => good(other),
+    };
+    let nodes = [1, 2].map(|node| group.world.node(node, 2, started));
+    let job = group.submit(1, 2, 4);
+    group.committed(job);
+    let seen = group.world.peers[&nodes[1]].seen.len();
+    group.kill(nodes[0], job);
+    // In one step: nobody waits for the successor.
+    let news: Vec<u64> = group.world.peers[&nodes[1]].seen[seen..]
+        .iter()
+        .map(|request| match request {
+            NodeRequest::Revoke { generation, .. } => generation.0,
+            NodeRequest::Membership(table) => 10 * table.generation.0,
+            NodeRequest::Hold { generation, .. } => 100 * generation.0,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(news[..2], [1, 20], "revoked, and followed by the next one");
+    assert_eq!(group.ranks(job), ["1.1", "2.1", "3.1"]);
+    let table = group.table(job);
+    assert!(table.cause.contains("rank 0"), "{}", table.cause);
+    assert_eq!(table.handover, Handover::None);
+    let local = table.members.iter().map(|member| member.local_size);
+    assert_eq!(local.collect::<Vec<_>>(), [1, 2, 2]);
+    let workers = group.info(job).workers;
+    let pid = |slot: u32| workers.iter().find(|it| it.member.slot == Slot(slot));
+    assert_eq!(
+        [0, 1].map(|slot| pid(slot).unwrap().pid),
+        [2, 101],
+        "the second process of the slot is the last"
+    );
+
+    group.pass(2);
     group.commit(job);
-    assert_eq!(group.members(job), (3, vec![(1, 1), (3, 1), (4, 1)]));
+    assert_eq!(group.ranks(job), ["1.1", "2.1", "3.1", "0.2"]);
+    let table = group.table(job);
+    assert_eq!(table.handover, Handover::Sync);
+    assert_eq!(table.members[3].address.unwrap().port(), 5000);
+
+    // A driver that has what it wanted ends the job well, whatever was lost.
+    group.kill(nodes[1], job);
+    group.world.frame(job, SubmitFrame::Done);
+    assert_eq!(group.world.end(job), Some((JobState::Succeeded, None)));
+}
+
+#[test]
+fn when_the_node_of_the_first_seats_refuses_the_others_start_with_ranks_below_the_world_size() {
+    let mut group = Group::new();
+    group.world.node(1, 2, |request| match request {
+        NodeRequest::Reserve { .. } => {
+            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
+            Some(Reply::Refused(refusal))
+        }
+        other => good(other),
+    });
+    group.node(2, 2);
+    // The bed looks at ranks and world sizes.
+    let job = group.submit(1, 1, 4);
+    assert_eq!(group.members(job), (1, vec![(2, 2)]));
+    assert_eq!(group.ranks(job), ["2.1", "3.1"]);
+}
+
+#[test]
+fn f1_a_driver_that_is_cut_off_from_a_node_gets_another_generation() {
+    let mut group = Group::new();
+    group.node(1, 1);
+    group.node(2, 1);
+    let job = group.submit(1, 1, 2);
+    let told = |group: &mut Group| {
+        let (generation, why) = (Generation(1), "its channel to node 1 is gone".to_owned());
+        group
+            .world
+            .frame(job, SubmitFrame::Unreachable { generation, why });
+        group.run();
+    };
+    told(&mut group);
+    assert_eq!(group.members(job).0, 1, "a loss may explain it");
+    group.pass(1);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+    let cause = group.table(job).cause;
+    assert!(cause.contains("channel"), "{cause}");
+    // Late words of a generation that is over change nothing.
+    told(&mut group);
+    group.pass(2);
+    assert_eq!(group.members(job).0, 2);
+}
+
+#[test]
+fn a_generation_that_another_one_has_followed_is_neither_sent_nor_revoked() {
+    let mut group = Group::new();
+    let nodes = [1, 2].map(|node| group.node(node, 1));
+    // It takes long to answer the first revocation.
+    let slow = group.world.node(3, 1, |request| {
+        good(request).filter(|_| !matches!(request, NodeRequest::Revoke { .. }))
+    });
+    let job = group.submit(1, 1, 3);
+    group.kill(nodes[0], job);
+    group.kill(nodes[1], job);
+    let open = group.world.open.pop_first().unwrap();
+    let done = Reply::Answer(NodeReply::Done);
+    group.world.input(Input::Replied(open, done));
+    group.run();
+    let of = |wanted: u64| {
+        group.world.seen(slow, |request| match request {
+            NodeRequest::Revoke { generation, .. } => generation.0 == wanted,
+            NodeRequest::Membership(table) => table.generation.0 == wanted,
+            _ => false,
+        })
+    };
+    assert_eq!([1, 2, 3].map(of), [2, 0, 1]);
+}
+
+#[test]
+fn losses_of_a_large_group_that_come_together_make_one_generation() {
+    let mut group = Group::new();
+    let nodes: Vec<Session> = (1..=10).map(|node| group.node(node, 100)).collect();
+    let job = group.submit(1, 1, 1000);
+    group.pass(2);
+    for node in [3, 7] {
+        group.world.disconnect(nodes[node]);
+    }
+    group.run();
+    assert_eq!(group.members(job).0, 1);
+    group.world.pass(Duration::from_millis(1));
+    group.run();
+    let (generation, members) = group.members(job);
+    assert_eq!((generation, members.len()), (2, 8));
+    let is_revocation = |request: &NodeRequest| matches!(request, NodeRequest::Revoke { .. });
+    assert_eq!(group.world.seen(nodes[0], is_revocation), 1);
 }
 
 #[test]

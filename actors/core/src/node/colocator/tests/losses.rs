@@ -45,8 +45,15 @@ fn workers_that_stop_hear_of_no_losses() {
     let now = Instant::now();
     let mut core = ready(3, now);
     core.stop(now, "done");
+    assert_eq!(core.stop(now, "again"), []);
     let outputs = core.worker(now, at(1), exited(Exit::Code(0)));
-    assert!(matches!(outputs[..], [Output::Lost(_)]), "{outputs:?}");
+    assert!(
+        matches!(outputs[..], [Output::Lost(Loss { stopping: true, .. })]),
+        "{outputs:?}"
+    );
+    let (own, expected) = report(&mut core);
+    assert!(expected);
+    assert_eq!(own.reason.as_deref(), Some("the job was stopped: done"));
     assert_eq!(core.rank_lost(Generation(1), failure(7)).unwrap(), []);
 }
 

@@ -142,48 +142,6 @@ fn killed_for(core: &mut Colocator, now: Instant, slot: u32, event: WorkerEvent)
 }
 
 #[test]
-fn a_job_goes_from_reservation_to_gone() {
-    let now = Instant::now();
-    let mut core = ready(2, now);
-    let table = testing::table(2, 1);
-    assert_eq!(
-        core.membership(table.clone()).unwrap(),
-        [
-            Output::Complete(table.clone().into()),
-            Output::Tell(at(0), ToWorker::Membership(table.clone().into())),
-            Output::Tell(at(1), ToWorker::Membership(table.into())),
-        ]
-    );
-    let outputs = core.stop(now, "done");
-    assert_eq!(outputs.len(), 2);
-    assert!(
-        outputs
-            .iter()
-            .all(|output| matches!(output, Output::Tell(_, ToWorker::Stop { .. })))
-    );
-    assert!(core.stop(now, "again").is_empty());
-    let outputs = core.worker(now, at(0), exited(Exit::Code(0)));
-    let (failure, expected) = report(&mut core);
-    assert!(expected);
-    assert_eq!(failure.reason.as_deref(), Some("the job was stopped: done"));
-    assert!(matches!(
-        outputs[0],
-        Output::Lost(Loss { stopping: true, .. })
-    ));
-    assert!(!outputs.contains(&Output::CloseWarden(STAY)));
-    let outputs = core.worker(now, at(1), exited(Exit::Code(0)));
-    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
-    assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
-    assert_eq!(
-        core.take_reports().last(),
-        Some(&NodeEvent::JobGone { job: STAY.job })
-    );
-    assert!(core.is_gone());
-    assert!(core.closed().is_empty());
-    assert_eq!(core.next_deadline(), None);
-}
-
-#[test]
 fn a_reservation_ends_by_release_or_by_its_lease() {
     let mut core = reserved();
     assert_eq!(core.stop(Instant::now(), "released"), CLOSE);
