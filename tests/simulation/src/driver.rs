@@ -100,6 +100,14 @@ impl Driver {
         self.spec.elastic.as_deref()
     }
 
+    /// Its job can't go on with fewer members: they hear of a loss by its revocation alone, as no generation follows at once.
+    pub(crate) fn needs_all(&mut self) {
+        if let Some(limits) = &mut self.spec.elastic {
+            (limits.min, limits.spares) = (limits.max, 0);
+            limits.filters.clear();
+        }
+    }
+
     /// Its job may not change as often as it likes.
     pub(crate) fn may_end_with_a_loss(&self) -> bool {
         self.limits().is_some_and(|it| it.max_resets.is_some())

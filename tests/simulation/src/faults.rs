@@ -174,7 +174,10 @@ impl World {
         let at = FAULTS + 20 * SECOND;
         self.add_driver(at, false, Plan::Stay);
         if self.options.elastic {
-            self.add_driver(at + SECOND, true, Plan::Stay);
+            let last = self.add_driver(at + SECOND, true, Plan::Stay);
+            if self.random.percent(50) {
+                self.drivers[last].needs_all();
+            }
         }
     }
 
@@ -304,7 +307,11 @@ impl World {
                 self.process_ends(pid, Exit::Signal(9));
                 // A job that ends has its grace time for that.
                 if !may_end {
-                    self.later(AFTERMATH, Event::Fault(Fault::Aftermath(pid)));
+                    // Whoever is at work comes to wait later.
+                    for moment in 0..8 {
+                        let after = AFTERMATH + moment * 250 * MS;
+                        self.later(after, Event::Fault(Fault::Aftermath(pid)));
+                    }
                 }
             }
         }

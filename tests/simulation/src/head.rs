@@ -205,11 +205,10 @@ impl World {
                 self.trace.note(self.now, || {
                     format!("head: ends connection {}: {reason}", session.0)
                 });
-                if end == LinkEnd::Lost {
-                    self.counts.losses += 1;
-                    if let Some(node) = self.head.nodes.get(&session.0).copied() {
-                        self.give_up(node);
-                    }
+                self.counts.losses += u64::from(end == LinkEnd::Lost);
+                // One that has registered again has been lost, too.
+                if let Some(node) = self.head.nodes.get(&session.0).copied() {
+                    self.give_up(node);
                 }
                 self.close(session.0, Side::Head, &reason, true);
             }

@@ -131,11 +131,16 @@ pub(crate) fn accounted(exit: Exit, at_ms: u64, second: Option<u64>) -> RankFail
 }
 
 pub(crate) fn exited(job: JobId, slot: u32, exit: Exit) -> NodeEvent {
+    ended(job, slot, failure(exit), false)
+}
+
+/// The first process of a slot has ended.
+pub(crate) fn ended(job: JobId, slot: u32, failure: RankFailure, expected: bool) -> NodeEvent {
     NodeEvent::WorkerExited {
         job,
         slot: Slot(slot),
-        failure: failure(exit),
-        expected: false,
+        failure,
+        expected,
         incarnation: Incarnation::FIRST,
         generation: Generation(0),
     }

@@ -140,7 +140,7 @@ mod tests {
         SubmitFrame,
     };
 
-    use super::super::fixtures::exited;
+    use super::super::fixtures::{accounted, ended, exited};
     use super::super::tests::{JOB, Run, submit};
     use super::super::{Action, Event};
     use super::*;
@@ -189,8 +189,7 @@ mod tests {
     #[test]
     fn workers_are_ready_when_they_run_and_the_job_succeeds_when_all_have() {
         let mut run = installed(&[1, 1]);
-        run.reserve(1, false);
-        run.reserve(2, false);
+        run.reserve_all(2, false);
         assert_eq!(
             requests(
                 &run,
@@ -216,8 +215,7 @@ mod tests {
             0
         );
         end(&mut run, 2, 1, Exit::Code(0));
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         assert_eq!(run.ended(), (JobState::Succeeded, None, None));
     }
 
@@ -236,8 +234,7 @@ mod tests {
     fn the_first_bad_end_ends_the_group_and_is_its_cause() {
         for early in [true, false] {
             let mut run = installed(&[2, 1]);
-            run.reserve(1, false);
-            run.reserve(2, false);
+            run.reserve_all(2, false);
             if !early {
                 started(&mut run, 1, &[(0, 40), (1, 41)]);
                 started(&mut run, 2, &[(2, 42)]);
@@ -252,8 +249,7 @@ mod tests {
                 requests(&run, |request| matches!(request, NodeRequest::Stop { .. })),
                 2
             );
-            run.answer(1, NodeReply::Done);
-            run.answer(2, NodeReply::Done);
+            run.all_done(2);
             let (state, refusal, failure) = run.ended();
             assert_eq!(state, JobState::Failed);
             let failure = failure.unwrap();
@@ -270,18 +266,11 @@ mod tests {
             run.reserve(1, false);
             started(&mut run, 1, &[(0, 40), (1, 41)]);
             end(&mut run, 1, 1, Exit::Code(3));
-            let event = NodeEvent::WorkerExited {
-                job: JOB,
-                slot: Slot(0),
-                failure: RankFailure {
-                    reason: Some("the job was stopped: because".to_owned()),
-                    ..super::super::fixtures::accounted(Exit::Signal(15), 9500, Some(second))
-                },
-                expected: true,
-                incarnation: Incarnation::FIRST,
-                generation: Generation(0),
+            let failure = RankFailure {
+                reason: Some("the job was stopped: because".to_owned()),
+                ..accounted(Exit::Signal(15), 9500, Some(second))
             };
-            run.report(1, event);
+            run.report(1, ended(JOB, 0, failure, true));
             run.answer(1, NodeReply::Done);
             let (_, refusal, failure) = run.ended();
             let failure = failure.unwrap();
@@ -305,9 +294,7 @@ mod tests {
         run.reserve(2, false);
         run.answer(3, problem(RefusalKind::NoProgram, "no `train` in PATH"));
         run.answer(4, problem(RefusalKind::Forbidden, "not executable"));
-        for node in 1..=4 {
-            run.answer(node, NodeReply::Done);
-        }
+        run.all_done(4);
         let (state, refusal, _) = run.ended();
         let refusal = refusal.unwrap();
         assert_eq!(
@@ -341,8 +328,7 @@ mod tests {
         assert_eq!(run.asked(), ["tell:placed", "open 2"]);
         run.step(Event::Rendezvous(Ok("10.0.0.7:80".parse().unwrap())));
         assert_eq!(run.asked(), ["1:release", "2:release"]);
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         assert_eq!(run.ended(), (JobState::Succeeded, None, None));
         let asked = run.asked();
         assert_eq!(asked[2..], ["close", "tell:succeeded", "finished"]);
@@ -355,8 +341,7 @@ mod tests {
         };
         run.answer(2, problem);
         assert_eq!(run.asked(), ["1:release", "2:release"]);
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         let (state, refusal, _) = run.ended();
         assert_eq!(state, JobState::Failed);
         assert_eq!(refusal.unwrap().message, "no `train` in PATH (on host2)");
@@ -399,8 +384,7 @@ mod tests {
             )
         };
         let mut run = installed(&[1, 1]);
-        run.reserve(1, false);
-        run.reserve(2, false);
+        run.reserve_all(2, false);
         started(&mut run, 1, &[(0, 40)]);
         run.step(Event::Driver(SubmitFrame::Interrupt));
         run.step(Event::Driver(SubmitFrame::Stop));
@@ -408,8 +392,7 @@ mod tests {
         assert_eq!(stop(&run, true), 1);
         started(&mut run, 2, &[(1, 41)]);
         assert_eq!((stop(&run, true), stop(&run, false)), (2, 0));
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         assert_eq!(run.ended().0, JobState::Stopped);
 
         // An end that has begun otherwise goes on as it was.
@@ -438,8 +421,7 @@ mod tests {
             });
         };
         let mut run = installed(&[1, 1]);
-        run.reserve(1, false);
-        run.reserve(2, false);
+        run.reserve_all(2, false);
         run.step(Event::Driver(SubmitFrame::Signal(User1)));
         assert_eq!(sent(&run, 1), [], "nobody is there to hear it");
         started(&mut run, 1, &[(0, 40)]);

@@ -6,7 +6,7 @@ use kolo_wire::frame::{Limits, PREFIX, encode_head};
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
 
-use super::fixtures::{sites, spec};
+use super::fixtures::{ended, sites, spec};
 use super::tests::{JOB, Run, healthy, submit};
 use super::*;
 use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY, MAX_START_TIMEOUT, validate};
@@ -129,22 +129,12 @@ fn the_longest_last_words_fit_into_frames() {
     failure.reason = Some("\u{fffd}".repeat(1 << 20));
     failure.stderr_tail = vec!["\u{fffd}".repeat(64 << 10); 20];
     failure.stderr_tail.push("x".repeat(1 << 20));
-    run.report(
-        1,
-        NodeEvent::WorkerExited {
-            job: JOB,
-            slot: Slot(0),
-            failure,
-            expected: false,
-            incarnation: Incarnation::FIRST,
-            generation: Generation(0),
-        },
-    );
+    run.report(1, ended(JOB, 0, failure, false));
     run.step(Event::Replied {
         node: NodeId(1),
         reply: Reply::Answer(NodeReply::Done),
     });
-    let ended = run
+    let end = run
         .actions
         .iter()
         .find_map(|action| match action {
@@ -152,13 +142,13 @@ fn the_longest_last_words_fit_into_frames() {
             _ => None,
         })
         .unwrap();
-    check(ended);
+    check(end);
     let JobEvent::Ended {
         failure: Some(failure),
         ..
-    } = ended
+    } = end
     else {
-        panic!("{ended:?}");
+        panic!("{end:?}");
     };
     // The end of a process is told by its last line, even by a part of it.
     assert_eq!(failure.stderr_tail, ["x".repeat(MAX_TAIL_BYTES)]);
@@ -189,17 +179,7 @@ fn the_tail_of_a_dead_worker_is_cut_and_its_identity_is_the_head_s() {
     let mut failure = fixtures::failure(Exit::Code(1));
     failure.rank = Rank(0);
     failure.stderr_tail = (0..1000).map(|line| line.to_string()).collect();
-    run.report(
-        2,
-        NodeEvent::WorkerExited {
-            job: JOB,
-            slot: Slot(3),
-            failure,
-            expected: false,
-            incarnation: Incarnation::FIRST,
-            generation: Generation(0),
-        },
-    );
+    run.report(2, ended(JOB, 3, failure, false));
     let [
         Action::Tell(JobEvent::RankLost { failure, .. }),
         Action::Push(_),

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
 
-use super::fixtures::{exited, failure, pushed, ready, sites, spec};
+use super::fixtures::{ended, exited, failure, pushed, ready, sites, spec};
 use super::*;
 use crate::fence::Fence;
 
@@ -69,6 +69,20 @@ impl Run {
                 problem: None,
             },
         );
+    }
+
+    /// Nodes 1, 2, ... have room.
+    pub(super) fn reserve_all(&mut self, nodes: u64, has_program: bool) {
+        for node in 1..=nodes {
+            self.reserve(node, has_program);
+        }
+    }
+
+    /// Nodes 1, 2, ... have done what they were asked last.
+    pub(super) fn all_done(&mut self, nodes: u64) {
+        for node in 1..=nodes {
+            self.answer(node, NodeReply::Done);
+        }
     }
 
     pub(super) fn start(&mut self, node: u64) {
@@ -155,8 +169,7 @@ impl Run {
 /// Two nodes with two workers each, healthy.
 pub(super) fn healthy() -> Run {
     let mut run = submit(&[2, 2], |_| ());
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.start(1);
     run.start(2);
     for slot in 0..4 {
@@ -207,8 +220,7 @@ fn a_group_starts_whole_or_not_at_all() {
 #[test]
 fn start_carries_all_that_a_node_needs() {
     let mut run = submit(&[2, 1], |spec| spec.rendezvous = true);
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     assert_eq!(
         run.asked(),
         ["1:reserve", "2:reserve", "tell:placed", "open 3"]
@@ -298,8 +310,7 @@ fn g2_a_node_that_vanishes_between_reserve_and_start_ends_the_job() {
 #[test]
 fn a_start_timeout_names_the_ranks_that_did_not_come() {
     let mut run = submit(&[2, 2], |_| ());
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.start(1);
     let pids = vec![(Slot(2), 77)];
     run.answer(2, NodeReply::Started { pids });
@@ -310,8 +321,7 @@ fn a_start_timeout_names_the_ranks_that_did_not_come() {
     run.now += Duration::from_secs(30);
     run.step(Event::Tick);
     assert_eq!(run.asked(), ["1:stop", "2:stop"]);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let refusal = run.ended().1.unwrap();
     assert_eq!(refusal.kind, RefusalKind::Timeout);
     assert_eq!(
@@ -382,20 +392,11 @@ fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
         })
     };
     let stop_on = |run: &mut Run, node: u64, slot: u32| {
-        run.report(
-            node,
-            NodeEvent::WorkerExited {
-                job: JOB,
-                slot: Slot(slot),
-                failure: RankFailure {
-                    pid: 70 + slot,
-                    ..failure(Exit::Signal(15))
-                },
-                expected: true,
-                incarnation: Incarnation::FIRST,
-                generation: Generation(0),
-            },
-        );
+        let failure = RankFailure {
+            pid: 70 + slot,
+            ..failure(Exit::Signal(15))
+        };
+        run.report(node, ended(JOB, slot, failure, true));
     };
     let mut run = submit(&[2, 2], |_| ());
     for node in [1, 2] {
@@ -413,8 +414,7 @@ fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
     run.report(1, exited(JOB, 1, Exit::Code(3)));
     run.step(Event::Driver(SubmitFrame::Stop));
     stop_on(&mut run, 2, 2);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert_eq!(stopped(&run), Some(2));
 
     let mut run = healthy();
@@ -423,8 +423,7 @@ fn only_workers_that_were_ended_with_the_job_count_as_stopped() {
     }
     run.report(2, exited(JOB, 2, Exit::Code(0)));
     run.report(2, exited(JOB, 3, Exit::Code(3)));
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert_eq!(stopped(&run), Some(0));
 }
 
@@ -464,8 +463,7 @@ fn f1_a_lost_worker_is_told_to_the_driver_and_to_the_other_nodes() {
     assert!(run.asked().is_empty());
     run.step(Event::Driver(SubmitFrame::Stop));
     assert_eq!(run.asked(), ["1:stop", "2:stop"]);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let (state, refusal, failure) = run.ended();
     assert_eq!((state, refusal), (JobState::Stopped, None));
     assert_eq!(failure.unwrap().rank, Rank(2));
@@ -499,8 +497,7 @@ fn a_rendezvous_that_opens_late_is_closed_and_one_that_does_not_open_fails_the_j
 fn s2_only_the_node_of_a_running_worker_may_have_its_certificate() {
     let mut run = submit(&[1, 1], |_| ());
     assert!(run.job.may_sign(NodeId(1), Slot(0)).is_err());
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     assert_eq!(run.job.may_sign(NodeId(1), Slot(0)), Ok(Generation(1)));
     for (node, slot) in [(1, 1), (2, 0), (1, 2), (3, 0)] {
         let refusal = run.job.may_sign(NodeId(node), Slot(slot)).unwrap_err();
@@ -538,8 +535,7 @@ fn a_job_on_several_nodes_needs_addresses() {
         incarnation: Incarnation::FIRST,
     };
     let mut run = submit(&[1, 1], |_| ());
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.report(1, without(0));
     assert!(
         run.job

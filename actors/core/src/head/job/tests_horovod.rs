@@ -85,8 +85,7 @@ impl Run {
 
     /// Two workers on two nodes are in the first group.
     fn both(&mut self) {
-        self.reserve(1, false);
-        self.reserve(2, false);
+        self.reserve_all(2, false);
         self.opened(0, 1);
         self.opened(1, 1);
         for (node, slot) in [(1, 0), (2, 1)] {
@@ -102,8 +101,7 @@ impl Run {
 #[test]
 fn a_process_starts_when_its_door_is_open_and_all_are_let_in_together() {
     let mut run = horovod(&[1, 1]);
-    run.reserve(1, false);
-    run.reserve(2, false);
+    run.reserve_all(2, false);
     let asked = run.asked();
     assert!(asked.contains(&"open door 0".to_owned()), "{asked:?}");
     assert!(asked.contains(&"open door 1".to_owned()), "{asked:?}");
@@ -131,8 +129,7 @@ fn a_process_starts_when_its_door_is_open_and_all_are_let_in_together() {
 #[test]
 fn a_door_that_does_not_open_is_a_failure_of_its_process() {
     let mut run = horovod(&[1, 1]);
-    run.reserve(1, false);
-    run.reserve(2, false);
+    run.reserve_all(2, false);
     run.asked();
     run.opened(1, 1);
     run.door(0, 1, DoorNews::Opened(Err("no more ports".to_owned())));

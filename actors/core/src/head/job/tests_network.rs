@@ -1,8 +1,8 @@
 //! A job and the network between its nodes.
 
 use kolo_wire::{
-    Echo, InterfaceSelection, NetworkChoice, NetworkReport, NodeNetwork, NodeReply, NodeRequest,
-    ProbeFailure, ProbeResult,
+    Echo, InterfaceSelection, NetworkChoice, NetworkReport, NodeNetwork, NodeRequest, ProbeFailure,
+    ProbeResult,
 };
 
 use super::fixtures::ready;
@@ -150,8 +150,7 @@ fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
     run.asked();
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     assert_eq!(run.asked(), ["tell:placed", "1:start", "2:start"]);
     run.step(Event::Discovered(Ok(network)));
     assert!(run.asked().is_empty());
@@ -162,13 +161,11 @@ fn nodes_that_nothing_connects_are_released_with_the_table() {
     let apart = hosts(&[&[("eth0", "10.1.0")], &[("eth0", "10.2.0")]]);
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&apart)));
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.asked();
     run.step(Event::Discovered(find(&apart)));
     assert_eq!(run.asked(), ["1:release", "2:release"]);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let refusal = run.ended().1.unwrap();
     assert_eq!(refusal.kind, RefusalKind::Network);
     assert!(refusal.message.contains("connects host1 and host2"));
@@ -182,26 +179,22 @@ fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
     let hosts = hosts(&ONE_NET);
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.asked();
     run.step(Event::Driver(SubmitFrame::Stop));
     assert_eq!(run.asked(), ["1:release", "2:release"]);
     run.step(Event::Discovered(find(&hosts)));
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert!(run.asked().iter().all(|what| !what.contains("start")));
     assert!(run.job.is_finished());
 
     // And one whose time is over says what it waited for.
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
-    run.reserve(1, true);
-    run.reserve(2, true);
+    run.reserve_all(2, true);
     run.now += Duration::from_secs(31);
     run.step(Event::Tick);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let message = run.ended().1.unwrap().message;
     assert!(
         message.contains("probe of their network interfaces"),
@@ -215,9 +208,7 @@ fn by_pair_each_node_has_its_own_view_of_the_others() {
     assert_eq!(*network.choice(), NetworkChoice::PerPair);
     let mut run = submit(&[1, 1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
-    for node in 1..=3 {
-        run.reserve(node, true);
-    }
+    run.reserve_all(3, true);
     let starts = starts(&run);
     assert!(!starts[0].slots[0].env.contains_key("GLOO_SOCKET_IFNAME"));
     let listen = &starts[0].slots[0].env["KOLO_LISTEN"];
@@ -247,12 +238,8 @@ fn by_pair_each_node_has_its_own_view_of_the_others() {
 
     let mut run = submit(&[1, 1, 1], |spec| spec.rendezvous = true);
     run.job.connect_by(NetworkPlan::Known(network));
-    for node in 1..=3 {
-        run.reserve(node, true);
-    }
-    for node in 1..=3 {
-        run.answer(node, NodeReply::Done);
-    }
+    run.reserve_all(3, true);
+    run.all_done(3);
     let message = run.ended().1.unwrap().message;
     assert!(message.contains("no single interface"), "{message}");
 }

@@ -142,8 +142,7 @@ impl Run {
 
     /// Two workers on two nodes run.
     fn begin(&mut self) {
-        self.reserve(1, false);
-        self.reserve(2, false);
+        self.reserve_all(2, false);
         self.meet(80);
         self.started_pids(1, &[(0, 40)]);
         self.started_pids(2, &[(1, 41)]);
@@ -216,8 +215,7 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
     );
     run.ends(1, 0, 2, Exit::Code(0), false);
     run.ends(2, 1, 2, Exit::Code(0), false);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert_eq!(run.ended(), (JobState::Succeeded, None, None));
 }
 
@@ -227,8 +225,7 @@ fn the_first_failure_of_the_last_group_is_the_job_s() {
     run.begin();
     run.ends(2, 1, 1, Exit::Code(3), false);
     run.ends(1, 0, 1, Exit::Code(9), false);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let (state, refusal, failure) = run.ended();
     assert_eq!(
         (state, failure.unwrap().exit),
@@ -274,8 +271,7 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         // The same in the last fall: now it is the job's failure.
         run.fails(2, 1, 2, accounted(Exit::Code(3), 5_000, None), false);
         run.fails(1, 0, 2, late(), is_stopped);
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         let (_, refusal, failure) = run.ended();
         assert_eq!(failure.unwrap().exit, Exit::Code(1));
         let states = run.actions.iter().filter_map(|action| match action {
@@ -325,16 +321,14 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     run.ends(2, 1, 2, Exit::Code(3), false);
     run.pushed_answer(1, Ok(NodeReply::Done));
     run.ends(1, 0, 2, Exit::Signal(15), true);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert_eq!(run.ended().0, JobState::Failed);
 }
 
 #[test]
 fn a_rendezvous_that_opens_late_is_not_that_of_the_next_group() {
     let mut run = restarting(&[1, 1], 3);
-    run.reserve(1, false);
-    run.reserve(2, false);
+    run.reserve_all(2, false);
     assert!(run.opens(2));
     run.actions.clear();
     // A node is lost before the rendezvous of the first group is open.
@@ -372,8 +366,7 @@ fn a_host_that_can_not_run_the_program_is_an_error_before_the_first_group() {
         },
     );
     run.reserve(2, false);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let refusal = run.ended().1.unwrap();
     assert_eq!(refusal.kind, RefusalKind::NoProgram);
     assert_eq!(refusal.message, "no `train` in PATH (on host1)");
@@ -497,8 +490,7 @@ fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
     run.step(Event::Rendezvous(Err("no port".to_owned())));
     run.now += std::time::Duration::from_secs(5);
     run.step(Event::Tick);
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let message = run.ended().1.unwrap().message;
     assert!(
         message.starts_with(
@@ -511,8 +503,7 @@ fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
 #[test]
 fn a_group_that_is_lost_while_its_rendezvous_opens_is_not_started_later() {
     let mut run = restarting(&[1, 1], 3);
-    run.reserve(1, false);
-    run.reserve(2, false);
+    run.reserve_all(2, false);
     assert!(run.opens(2));
     run.lose(1);
     run.lose(2);

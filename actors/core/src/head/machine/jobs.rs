@@ -10,7 +10,7 @@ use kolo_wire::{
     Refusal, RefusalKind,
 };
 
-use super::room::{Trials, allowed, at_most};
+use super::room::{Trials, allowed, at_most, of_size};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Next, Reply};
@@ -450,15 +450,7 @@ fn as_it_begins(spec: &mut JobSpec, offers: &[Offer]) -> Result<(), Refusal> {
     let shares = at_most(elastic.max, spec, &offers, |_| 0);
     let workers = shares.iter().map(|share| share.workers).sum();
     if workers < elastic.min {
-        let least = match spec.placement {
-            Placement::Pack { .. } => Placement::Pack {
-                workers: elastic.min,
-            },
-            Placement::Spread { slots, .. } => Placement::Spread {
-                hosts: elastic.min / slots,
-                slots,
-            },
-        };
+        let least = of_size(spec.placement, elastic.min);
         place(least, &spec.per_worker, &offers)?;
     }
     spec.placement = Placement::Pack { workers };

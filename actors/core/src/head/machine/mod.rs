@@ -389,7 +389,10 @@ impl HeadCore {
                 // It leaves with all its jobs, and would refuse others.
                 self.registry.leave(node, session);
             }
-            if self.jobs.contains_key(&job) {
+            if let Some(running) = self.jobs.get_mut(&job) {
+                if matches!(event, NodeEvent::JobGone { .. }) {
+                    running.trials.passed(node);
+                }
                 self.due
                     .push_back(Due::Job(job, Event::Node { node, event }));
                 self.run_due();

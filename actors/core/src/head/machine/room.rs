@@ -30,7 +30,8 @@ impl Trials {
         self.fresh.insert(node);
     }
 
-    /// Workers are started there, nobody knows what is there, or the job itself leaves the node out for a while.
+    /// Workers are started there, nobody knows what is there, the job itself leaves the node out for a while, or the reservation has
+    /// ended there while the job waited for others.
     pub(super) fn passed(&mut self, node: NodeId) {
         self.fresh.remove(&node);
     }
@@ -57,6 +58,17 @@ pub(super) fn at_most(
         Placement::Spread { slots, .. } => {
             spread_at_most(workers / slots, slots, &spec.per_worker, offers)
         }
+    }
+}
+
+/// The same placement for so many workers.
+pub(super) fn of_size(placement: Placement, workers: u32) -> Placement {
+    match placement {
+        Placement::Pack { .. } => Placement::Pack { workers },
+        Placement::Spread { slots, .. } => Placement::Spread {
+            hosts: workers / slots,
+            slots,
+        },
     }
 }
 
@@ -107,13 +119,7 @@ impl HeadCore {
         let mut shares = at_most(wanted, spec, &offers, there);
         let mut why = self.give_way(id, &mut shares);
         if why.is_empty() && shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
-            let all = match spec.placement {
-                Placement::Pack { .. } => Placement::Pack { workers: wanted },
-                Placement::Spread { slots, .. } => Placement::Spread {
-                    hosts: wanted / slots,
-                    slots,
-                },
-            };
+            let all = of_size(spec.placement, wanted);
             // What the job has itself is not there when others have ended.
             let mut others = offers.clone();
             for offer in &mut others {

@@ -102,11 +102,7 @@ fn a_node_that_joins_is_used_at_once_by_a_job_below_its_maximum() {
 fn a_drained_node_is_left_at_a_commit_and_its_processes_are_stopped_after() {
     let mut bed = Bed::up(Limits::elastic(2, 4), &[2, 2]);
     bed.news();
-    let why = "maintenance".to_owned();
-    bed.then(Fact::Drain {
-        node: NodeId(1),
-        why,
-    });
+    bed.then(drain(1));
     assert!(matches!(
         &bed.news()[..],
         [Action::Reserve { .. }, Action::Hold { .. }]
@@ -134,11 +130,8 @@ fn a_drained_node_is_left_at_a_commit_and_its_processes_are_stopped_after() {
 #[test]
 fn a_drain_that_is_taken_back_changes_nothing() {
     let mut bed = Bed::up(Limits::elastic(4, 4), &[2, 2]);
-    bed.then(Fact::Drain {
-        node: NodeId(1),
-        why: String::new(),
-    });
-    bed.then(Fact::Undrain { node: NodeId(1) });
+    bed.then(drain(1));
+    bed.then(undrain(1));
     bed.pass(s(60));
     assert_eq!((bed.number(), bed.slots()), (1, vec![0, 1, 2, 3]));
 }
@@ -148,10 +141,7 @@ fn all_nodes_are_drained_and_the_state_moves_on() {
     let mut bed = Bed::up(Limits::elastic(1, 3), &[2]);
     bed.commit(1, false);
     bed.room.insert(2, 3);
-    bed.then(Fact::Drain {
-        node: NodeId(1),
-        why: String::new(),
-    });
+    bed.then(drain(1));
     bed.then(Fact::Offered);
     bed.pass(s(2));
     bed.hold(2);
@@ -175,24 +165,14 @@ fn all_nodes_are_drained_and_the_state_moves_on() {
 #[test]
 fn below_the_minimum_a_job_waits_and_goes_on_with_a_new_node() {
     let mut bed = Bed::up(Limits::elastic(3, 4), &[2, 2]);
-    let fenced = bed.now;
-    bed.then(Fact::NodeLost {
-        node: NodeId(2),
-        why: "its end was seen".to_owned(),
-        fenced,
-    });
+    bed.then(node_lost(2, bed.now));
     assert!(bed.membership.active().is_none());
     bed.pass(s(20));
     bed.room.insert(3, 1);
     bed.then(Fact::Offered);
     assert_eq!(bed.table(), [(0, 1, 1, 1), (1, 1, 1, 1), (2, 2, 3, 2)]);
     // And without one it ends.
-    let fenced = bed.now;
-    bed.then(Fact::NodeLost {
-        node: NodeId(3),
-        why: "its end was seen".to_owned(),
-        fenced,
-    });
+    bed.then(node_lost(3, bed.now));
     bed.pass(s(30));
     let (how, why) = bed.end().unwrap();
     assert_eq!(how, End::BelowMin);
@@ -406,10 +386,7 @@ fn facts_that_are_over_are_ignored_and_reported() {
             commit,
             kept: Kept::Made,
         });
-        bed.then(Fact::Acknowledged {
-            generation,
-            process: process(0, 1),
-        });
+        bed.takes(number, process(0, 1));
     }
     assert_eq!(bed.news(), []);
     assert_eq!(bed.table(), table);
@@ -424,14 +401,7 @@ fn facts_that_are_over_are_ignored_and_reported() {
 fn nodes_that_are_lost_together_are_one_change() {
     let mut bed = Bed::up(Limits::elastic(1, 6), &[2, 2, 2]);
     bed.boots = false;
-    let why = "silent".to_owned();
-    let fenced = bed.now;
-    let lost = [1, 3].map(NodeId).map(|node| Fact::NodeLost {
-        node,
-        why: why.clone(),
-        fenced,
-    });
-    bed.steps(lost);
+    bed.steps([1, 3].map(|node| node_lost(node, bed.now)));
     bed.settle();
     assert_eq!((bed.number(), bed.slots()), (2, vec![2, 3]));
 }
@@ -452,15 +422,10 @@ fn a_seat_that_is_reserved_twice_is_started_once() {
 
 #[test]
 fn a_node_that_is_drained_no_more_stays_and_its_replacement_goes() {
-    let drain = Fact::Drain {
-        node: NodeId(1),
-        why: "drain".to_owned(),
-    };
-    let undrain = Fact::Undrain { node: NodeId(1) };
     let mut bed = Bed::up(Limits::elastic(1, 2), &[1, 1, 1]);
-    bed.then(drain.clone());
+    bed.then(drain(1));
     bed.news();
-    bed.then(undrain.clone());
+    bed.then(undrain(1));
     let replacement = process(2, 1);
     let slots = vec![replacement.slot];
     let news = bed.news();
@@ -481,10 +446,10 @@ fn a_node_that_is_drained_no_more_stays_and_its_replacement_goes() {
     };
     let mut bed = Bed::up(limits, &[1, 1]);
     bed.room.insert(3, 1);
-    bed.then(drain);
+    bed.then(drain(1));
     bed.then(Fact::Offered);
     bed.news();
-    bed.then(undrain);
+    bed.then(undrain(1));
     assert_eq!(bed.news(), []);
     assert_eq!(bed.membership.roster().staying(), 3);
 }
@@ -492,16 +457,13 @@ fn a_node_that_is_drained_no_more_stays_and_its_replacement_goes() {
 #[test]
 fn a_lost_seat_that_is_not_needed_any_more_gives_its_room_back() {
     let mut bed = Bed::up(Limits::elastic(1, 2), &[1, 1, 1]);
-    bed.then(Fact::Drain {
-        node: NodeId(1),
-        why: "drain".to_owned(),
-    });
+    bed.then(drain(1));
     bed.hold(1);
     assert_eq!(bed.slots(), [1, 2]);
     bed.news();
     bed.then(exited(process(0, 1), Exit::Code(0), ""));
     // Before the head has freed the node.
-    bed.then(Fact::Undrain { node: NodeId(1) });
+    bed.then(undrain(1));
     let slots = vec![Slot(0)];
     assert_eq!(bed.news(), [Action::GiveBack { slots }]);
 }

@@ -2,14 +2,6 @@
 
 use super::*;
 
-fn drain(node: u64) -> Fact {
-    let why = "removed".to_owned();
-    Fact::Drain {
-        node: NodeId(node),
-        why,
-    }
-}
-
 /// Horovod's notifications have a time in whole seconds, and the second one of a second is dropped.
 #[test]
 fn two_host_changes_in_one_second_are_both_taken() {
@@ -101,18 +93,10 @@ fn a_retry_is_not_counted_twice() {
     bed.ready(process(1, 1));
     bed.settle();
     for _ in 0..3 {
-        let (generation, process) = (ids::Generation(1), process(0, 1));
-        bed.then(Fact::Acknowledged {
-            generation,
-            process,
-        });
+        bed.takes(1, process(0, 1));
     }
     assert!(bed.membership.active().is_none());
-    let (generation, process) = (ids::Generation(1), process(1, 1));
-    bed.then(Fact::Acknowledged {
-        generation,
-        process,
-    });
+    bed.takes(1, process(1, 1));
     assert_eq!(bed.number(), 1);
     assert_eq!(bed.membership.budget().resets(), 0);
 }
@@ -255,12 +239,7 @@ fn horovod_2826_a_job_starts_on_one_node() {
 fn a_silent_host_is_left_in_the_step_in_which_it_is_lost() {
     let mut bed = Bed::up(Limits::elastic(1, 5), &[3, 2]);
     bed.news();
-    let fenced = bed.now + s(1);
-    bed.step(Fact::NodeLost {
-        node: NodeId(2),
-        why: "silent for 1.5 s".to_owned(),
-        fenced,
-    });
+    bed.step(node_lost(2, bed.now + s(1)));
     let news = bed.news();
     let [
         Action::Revoke { lost, cause, .. },
@@ -273,7 +252,7 @@ fn a_silent_host_is_left_in_the_step_in_which_it_is_lost() {
     assert_eq!(lost, &[Rank(3), Rank(4)]);
     assert_eq!(
         cause,
-        "rank 3 is lost: process 1 of slot 3 on h2: its node was lost: silent for 1.5 s"
+        "rank 3 is lost: process 1 of slot 3 on h2: its node was lost: cable"
     );
     assert_eq!(generation.members().len(), 3);
 }

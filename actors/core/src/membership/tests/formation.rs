@@ -5,18 +5,13 @@ use super::*;
 const NEW: ids::Generation = ids::Generation(2);
 
 /// A generation of slots 0, 1 and 2.
-fn generation(now: Instant) -> Arc<Generation> {
-    let mut roster = Roster::default();
-    for slot in roster.reserve(now, 3, 1, &BTreeSet::new()) {
-        let location = location(1);
-        roster
-            .take(now, &Fact::Reserved { slot, location })
-            .unwrap();
-    }
+fn generation() -> Arc<Generation> {
+    let roster = seated(&[1, 1, 1]);
+    let seats = roster.seats();
     Arc::new(Generation::new(
         NEW,
         String::new(),
-        roster.seats(),
+        seats,
         None,
         ids::Generation(0),
     ))
@@ -27,7 +22,7 @@ fn lost(why: &str) -> Fate {
 }
 
 fn formation(now: Instant, old: &[Process]) -> Formation {
-    Formation::new(now, generation(now), old.iter().copied(), s(10))
+    Formation::new(now, generation(), old.iter().copied(), s(10))
 }
 
 #[test]

@@ -72,10 +72,7 @@ fn drained_hosts_hand_over_to_others_one_after_the_other() {
     let mut bed = Bed::up(limits(), &[2, 2, 2, 2]);
     bed.commit(1, false);
     for node in [1, 2] {
-        bed.then(Fact::Drain {
-            node: NodeId(node),
-            why: "drain".to_owned(),
-        });
+        bed.then(drain(node));
     }
     bed.hold(2);
     // One of those that have the state must stay.

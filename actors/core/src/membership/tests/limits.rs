@@ -123,18 +123,7 @@ fn cooldown_grows_as_horovods() {
 
 /// Ranks are given as nodes; the result are the positions that are left.
 fn filtered(filters: &[Filter], nodes: &[u64]) -> Vec<u32> {
-    let mut roster = Roster::default();
-    let now = Instant::now();
-    for (slot, node) in roster
-        .reserve(now, nodes.len(), 1, &BTreeSet::new())
-        .into_iter()
-        .zip(nodes)
-    {
-        let location = location(*node);
-        roster
-            .take(now, &Fact::Reserved { slot, location })
-            .unwrap();
-    }
+    let roster = seated(nodes);
     let seats = roster.seats().iter().collect();
     let left = filter::apply(filters, seats);
     left.into_iter().map(|seat| seat.slot.0).collect()

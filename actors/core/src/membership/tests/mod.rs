@@ -141,13 +141,17 @@ impl Bed {
         self.settle();
     }
 
+    /// The last process of a seat.
+    fn last(&self, slot: u32) -> Process {
+        self.membership.roster().seats()[slot as usize].process()
+    }
+
     /// A process fails, some time after its start.
     fn fail(&mut self, slot: u32) {
         if self.starts_anew {
             self.pass(s(10));
         }
-        let seat = &self.membership.roster().seats()[slot as usize];
-        let fact = failed(seat.process());
+        let fact = failed(self.last(slot));
         self.then(fact);
     }
 
@@ -225,11 +229,7 @@ impl Bed {
             Action::Publish { generation, to } => {
                 for process in to {
                     if !self.hung.contains(&process) {
-                        let generation = generation.number();
-                        self.step(Fact::Acknowledged {
-                            generation,
-                            process,
-                        });
+                        self.takes(generation.number().0, process);
                     }
                 }
             }
@@ -240,6 +240,15 @@ impl Bed {
     fn ready(&mut self, process: Process) {
         let addresses = [].into();
         self.step(Fact::Ready { process, addresses });
+    }
+
+    /// A process takes a generation.
+    fn takes(&mut self, generation: u64, process: Process) {
+        let generation = ids::Generation(generation);
+        self.step(Fact::Acknowledged {
+            generation,
+            process,
+        });
     }
 
     fn active(&self) -> Arc<Generation> {
@@ -277,6 +286,40 @@ impl Bed {
         done.retain(|action| !matches!(action, Action::Tell(_) | Action::Wake(_)));
         done
     }
+}
+
+fn drain(node: u64) -> Fact {
+    let why = "maintenance".to_owned();
+    Fact::Drain {
+        node: NodeId(node),
+        why,
+    }
+}
+
+fn undrain(node: u64) -> Fact {
+    Fact::Undrain { node: NodeId(node) }
+}
+
+fn node_lost(node: u64, fenced: Instant) -> Fact {
+    Fact::NodeLost {
+        node: NodeId(node),
+        why: "cable".to_owned(),
+        fenced,
+    }
+}
+
+/// Seats that these nodes hold, from slot 0 on, with a process on its way in each.
+fn seated(nodes: &[u64]) -> Roster {
+    let now = Instant::now();
+    let mut roster = Roster::default();
+    let slots = roster.reserve(now, nodes.len(), 1, &BTreeSet::new());
+    for (slot, node) in slots.into_iter().zip(nodes) {
+        let location = location(*node);
+        roster
+            .take(now, &Fact::Reserved { slot, location })
+            .unwrap();
+    }
+    roster
 }
 
 fn table(generation: &Generation) -> Vec<(u32, u64, u64, u64)> {

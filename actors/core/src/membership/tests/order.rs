@@ -2,23 +2,6 @@
 
 use super::*;
 
-/// Seats on these nodes, ready, in a roster.
-fn seats(nodes: &[u64]) -> Roster {
-    let now = Instant::now();
-    let mut roster = Roster::default();
-    for (slot, node) in roster
-        .reserve(now, nodes.len(), 1, &BTreeSet::new())
-        .into_iter()
-        .zip(nodes)
-    {
-        let location = location(*node);
-        roster
-            .take(now, &Fact::Reserved { slot, location })
-            .unwrap();
-    }
-    roster
-}
-
 fn generation(
     number: u64,
     roster: &Roster,
@@ -51,7 +34,7 @@ fn new_processes_are_grouped_by_node_and_survivors_come_first() {
         (&[3, 1, 2, 2, 1, 3], &[1, 0], &[1, 0, 4, 5, 2, 3]),
     ];
     for (nodes, before, expected) in cases {
-        let roster = seats(nodes);
+        let roster = seated(nodes);
         let previous = generation(1, &roster, before, None);
         // The order in which seats are given does not matter.
         let given = roster.seats().iter().rev();
@@ -65,7 +48,7 @@ fn new_processes_are_grouped_by_node_and_survivors_come_first() {
 
 #[test]
 fn a_member_is_in_since_its_first_generation_without_a_gap() {
-    let mut roster = seats(&[1, 1, 2]);
+    let mut roster = seated(&[1, 1, 2]);
     let first = generation(1, &roster, &[0, 1], None);
     let second = generation(2, &roster, &[1, 2], Some(&first));
     assert_eq!(table(&second), [(1, 1, 1, 1), (2, 1, 2, 2)]);

@@ -45,8 +45,7 @@ impl Bed {
     }
 
     fn boot(&mut self, slot: u32) {
-        let process = self.membership.roster().seats()[slot as usize].process();
-        self.ready(process);
+        self.ready(self.last(slot));
         self.settle();
     }
 }
@@ -119,7 +118,7 @@ fn nothing_is_planned_before_the_processes_of_a_void_plan_have_ended() {
     let mut bed = Bed::up(limits(1, 3), &[3]);
     bed.boots = false;
     bed.fail(2);
-    let successor = bed.membership.roster().seats()[2].process();
+    let successor = bed.last(2);
     bed.hung.insert(successor);
     bed.news();
     bed.fail(0);
@@ -130,9 +129,8 @@ fn nothing_is_planned_before_the_processes_of_a_void_plan_have_ended() {
     bed.then(exited(successor, Exit::Signal(9), ""));
     assert_eq!(bed.plans(), [[(1, 1), (0, 2), (2, 3)]]);
     // The end of another one is never seen.
-    bed.hung
-        .extend([0, 2].map(|slot: usize| bed.membership.roster().seats()[slot].process()));
-    bed.then(failed(bed.membership.roster().seats()[0].process()));
+    bed.hung.extend([bed.last(0), bed.last(2)]);
+    bed.then(failed(bed.last(0)));
     bed.pass(s(19));
     assert_eq!(bed.plans().len(), 1);
     bed.pass(s(2));
@@ -168,10 +166,7 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
 fn workers_that_return_without_a_word_have_done_their_work() {
     let mut bed = Bed::up(limits(2, 2), &[2]);
     bed.boots = false;
-    let both: Vec<Process> = (0..2)
-        .map(|slot| bed.membership.roster().seats()[slot].process())
-        .collect();
-    for process in both {
+    for process in [bed.last(0), bed.last(1)] {
         bed.then(exited(process, Exit::Code(0), ""));
     }
     assert_eq!(bed.end().unwrap().0, End::Succeeded);
@@ -179,10 +174,7 @@ fn workers_that_return_without_a_word_have_done_their_work() {
     let mut bed = Bed::new(limits(2, 2), &[2]);
     bed.boots = false;
     bed.settle();
-    let both: Vec<Process> = (0..2)
-        .map(|slot| bed.membership.roster().seats()[slot].process())
-        .collect();
-    for process in both {
+    for process in [bed.last(0), bed.last(1)] {
         bed.then(exited(process, Exit::Code(0), ""));
     }
     assert_eq!(bed.end().unwrap().0, End::Succeeded);
@@ -211,7 +203,7 @@ fn members_that_can_not_go_on_without_a_loss_meet_again() {
 fn a_member_that_never_asks_is_stopped_in_time() {
     let mut bed = Bed::up(limits(1, 3), &[1, 1, 1]);
     bed.boots = false;
-    let hung = bed.membership.roster().seats()[1].process();
+    let hung = bed.last(1);
     bed.hung.insert(hung);
     bed.fail(2);
     bed.pass(s(29));
@@ -239,7 +231,7 @@ fn too_few_survivors_wait_for_new_processes() {
 #[test]
 fn a_job_that_lost_all_members_begins_anew() {
     let mut bed = Bed::up(limits(1, 2), &[2]);
-    let processes = [0, 1].map(|slot: usize| bed.membership.roster().seats()[slot].process());
+    let processes = [bed.last(0), bed.last(1)];
     bed.now += ms(1);
     bed.steps(processes.map(failed));
     bed.settle();
@@ -254,10 +246,7 @@ fn a_job_that_lost_all_members_begins_anew() {
 #[test]
 fn a_node_that_leaves_goes_when_the_others_hold() {
     let mut bed = Bed::up(limits(1, 2), &[1, 1]);
-    bed.then(Fact::Drain {
-        node: NodeId(1),
-        why: "maintenance".to_owned(),
-    });
+    bed.then(drain(1));
     assert!(bed.asks_to_hold());
     bed.hold(0);
     assert_eq!(bed.members(), [(1, 1)]);
@@ -283,13 +272,13 @@ fn a_node_that_joins_gets_a_process_before_anybody_holds() {
 #[test]
 fn a_member_that_returns_ends_all_changes() {
     let mut bed = Bed::up(limits(1, 3), &[2]);
-    let process = bed.membership.roster().seats()[0].process();
+    let process = bed.last(0);
     bed.then(exited(process, Exit::Code(0), ""));
     bed.room.insert(2, 1);
     bed.then(Fact::Offered);
     bed.pass(s(5));
     assert_eq!(bed.plans().len(), 1);
-    let process = bed.membership.roster().seats()[1].process();
+    let process = bed.last(1);
     bed.then(exited(process, Exit::Code(0), ""));
     assert_eq!(bed.end().unwrap().0, End::Succeeded);
 }
@@ -379,14 +368,11 @@ impl Bed {
             }
             Chance::LoseNode(node) => {
                 self.room.remove(&node);
-                let (why, fenced) = ("cable".to_owned(), self.now);
-                let node = NodeId(node);
-                self.then(Fact::NodeLost { node, why, fenced });
+                self.then(node_lost(node, self.now));
             }
             Chance::Drain(node) => {
                 self.room.remove(&node);
-                let (node, why) = (NodeId(node), "maintenance".to_owned());
-                self.then(Fact::Drain { node, why });
+                self.then(drain(node));
             }
             Chance::Join(node) => {
                 self.room.insert(node, 2);

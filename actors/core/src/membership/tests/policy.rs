@@ -79,11 +79,7 @@ impl Case {
     }
 
     fn drain(&mut self, node: u64) {
-        let why = "maintenance".to_owned();
-        self.take(Fact::Drain {
-            node: NodeId(node),
-            why,
-        });
+        self.take(drain(node));
     }
 
     /// Nobody has room for more.
@@ -497,12 +493,7 @@ fn half_of_the_members_unseen_are_a_reason_to_wait() {
         let nodes: Vec<u64> = [vec![1; stay], vec![2; silent]].concat();
         let mut case = Case::active(Limits::elastic(1, nodes.len() as u32), &nodes);
         let fenced = case.now + s(3);
-        let why = "silent".to_owned();
-        case.take(Fact::NodeLost {
-            node: NodeId(2),
-            why,
-            fenced,
-        });
+        case.take(node_lost(2, fenced));
         case.budget.idle(case.now, "lost");
         case.full();
         let group: Vec<u32> = (0..stay as u32).collect();

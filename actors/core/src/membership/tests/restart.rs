@@ -14,20 +14,11 @@ fn limits(min: u32, max: u32, max_restarts: u32) -> Limits {
 
 /// A process that has done its work, as a member of the generation that was published last.
 fn returned(bed: &Bed, slot: u32, generation: u64) -> Fact {
-    let seat = &bed.membership.roster().seats()[slot as usize];
     Fact::Exited {
-        process: seat.process(),
+        process: bed.last(slot),
         exit: Exit::Code(0),
         generation: ids::Generation(generation),
         said: String::new(),
-    }
-}
-
-fn node_lost(bed: &Bed, node: u64) -> Fact {
-    Fact::NodeLost {
-        node: NodeId(node),
-        why: "cable".to_owned(),
-        fenced: bed.now,
     }
 }
 
@@ -217,8 +208,7 @@ fn test_workers_drift_success() {
 #[test]
 fn test_run_with_double_agent_fault_tolerance() {
     let mut bed = Bed::up(limits(2, 2, 0), &[1, 1, 1]);
-    let lost = node_lost(&bed, 2);
-    bed.then(lost);
+    bed.then(node_lost(2, bed.now));
     assert_eq!(bed.ranks(), [(0, 0, 1, 2), (1, 1, 3, 2)]);
     assert_eq!(bed.restarts(), 0, "a lost node costs nothing");
     bed.done_by(&[0, 1]);
@@ -228,8 +218,7 @@ fn test_run_with_double_agent_fault_tolerance() {
 #[test]
 fn test_run_with_double_agent_elastic() {
     let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
-    let lost = node_lost(&bed, 1);
-    bed.then(lost);
+    bed.then(node_lost(1, bed.now));
     assert_eq!(bed.ranks(), [(0, 1, 2, 2)]);
     bed.done_by(&[1]);
     assert_eq!(bed.end().unwrap().0, End::Succeeded);
@@ -240,8 +229,7 @@ fn test_redundancy_transition_to_wait_list_then_join_rendezvous() {
     let mut bed = Bed::up(limits(2, 2, 3), &[1, 1]);
     bed.join(3, 1);
     assert_eq!(bed.number(), 1, "a full group is left alone");
-    let lost = node_lost(&bed, 1);
-    bed.then(lost);
+    bed.then(node_lost(1, bed.now));
     assert_eq!(
         bed.ranks(),
         [(0, 0, 3, 2), (1, 1, 2, 2)],
@@ -252,8 +240,7 @@ fn test_redundancy_transition_to_wait_list_then_join_rendezvous() {
 #[test]
 fn test_redundancy_list_is_not_started_with_too_few() {
     let mut bed = Bed::up(limits(2, 3, 3), &[1, 1]);
-    let lost = node_lost(&bed, 2);
-    bed.then(lost);
+    bed.then(node_lost(2, bed.now));
     assert!(bed.membership.active().is_none());
     bed.pass(s(29));
     assert_eq!(bed.end(), None);
@@ -289,8 +276,7 @@ fn a_slow_stop_is_not_taken_from_the_time_to_start() {
     bed.pass(s(19));
     bed.room.clear();
     // The host of the other one goes just then: 30 s begin now.
-    let lost = node_lost(&bed, 2);
-    bed.then(lost);
+    bed.then(node_lost(2, bed.now));
     bed.pass(s(29));
     assert_eq!(bed.end(), None);
     bed.room.insert(3, 1);
@@ -356,9 +342,7 @@ fn a_process_that_never_runs_is_late() {
 #[test]
 fn a_node_that_leaves_is_left_at_once_if_others_are_enough() {
     let mut bed = Bed::up(limits(2, 4, 0), &[2, 2]);
-    let why = "maintenance".to_owned();
-    let node = NodeId(2);
-    bed.then(Fact::Drain { node, why });
+    bed.then(drain(2));
     assert_eq!(bed.ranks(), [(0, 0, 1, 2), (1, 1, 1, 2)]);
     assert_eq!(
         bed.active().cause(),
@@ -366,8 +350,7 @@ fn a_node_that_leaves_is_left_at_once_if_others_are_enough() {
     );
 
     let mut bed = Bed::up(limits(4, 4, 0), &[2, 2]);
-    let why = "maintenance".to_owned();
-    bed.then(Fact::Drain { node, why });
+    bed.then(drain(2));
     assert_eq!(bed.number(), 1, "they are needed until others come");
     bed.join(3, 2);
     assert_eq!(
@@ -397,8 +380,7 @@ fn ranks_of_a_node_follow_each_other_and_whole_hosts_take_part() {
     bed.join(3, 2);
     assert_eq!(bed.number(), 2, "they join together");
     assert_eq!(nodes(&bed), [1, 1, 2, 2, 3, 3]);
-    let lost = node_lost(&bed, 1);
-    bed.then(lost);
+    bed.then(node_lost(1, bed.now));
     assert_eq!(nodes(&bed), [2, 2, 3, 3]);
     bed.fail(3);
     assert_eq!(nodes(&bed), [2, 2, 3, 3]);

@@ -10,20 +10,10 @@ struct Seats {
 impl Seats {
     /// Two seats on node 1, one on node 2, booting.
     fn new() -> Self {
-        let mut seats = Self {
-            roster: Roster::default(),
+        Self {
+            roster: seated(&[1, 1, 2]),
             now: Instant::now(),
-        };
-        for (slot, node) in seats
-            .roster
-            .reserve(seats.now, 3, 1, &BTreeSet::new())
-            .into_iter()
-            .zip([1, 1, 2])
-        {
-            let location = location(node);
-            seats.take(Fact::Reserved { slot, location }).unwrap();
         }
-        seats
     }
 
     fn take(&mut self, fact: Fact) -> Result<Vec<Departure>, Stale> {
@@ -137,13 +127,7 @@ fn who_leaves_has_left_whatever_its_exit() {
         let mut seats = Seats::new();
         seats.ready(process(2, 1)).unwrap();
         seats.activate();
-        let why = "maintenance".to_owned();
-        seats
-            .take(Fact::Drain {
-                node: NodeId(2),
-                why,
-            })
-            .unwrap();
+        seats.take(drain(2)).unwrap();
         assert_eq!(
             seats.roster.drain_reason(&seats.roster.seats()[2]),
             "maintenance"
@@ -167,13 +151,7 @@ fn a_drain_can_be_taken_back_and_holds_for_later_seats() {
             .map(|seat| seat.leaving)
             .collect()
     };
-    let node = NodeId(1);
-    seats
-        .take(Fact::Drain {
-            node,
-            why: String::new(),
-        })
-        .unwrap();
+    seats.take(drain(1)).unwrap();
     let slot = seats.roster.reserve(seats.now, 1, 1, &BTreeSet::new())[0];
     let fact = Fact::Reserved {
         slot,
@@ -181,7 +159,7 @@ fn a_drain_can_be_taken_back_and_holds_for_later_seats() {
     };
     seats.take(fact).unwrap();
     assert_eq!(leaving(&seats), [true, true, false, true]);
-    seats.take(Fact::Undrain { node }).unwrap();
+    seats.take(undrain(1)).unwrap();
     assert_eq!(leaving(&seats), [false; 4]);
 }
 
@@ -190,11 +168,7 @@ fn a_lost_node_loses_its_processes_and_its_seats() {
     let mut seats = Seats::new();
     seats.ready(process(0, 1)).unwrap();
     let fenced = seats.now + s(3);
-    let fact = Fact::NodeLost {
-        node: NodeId(1),
-        why: "silent".to_owned(),
-        fenced,
-    };
+    let fact = node_lost(1, fenced);
     let lost: Vec<_> = seats
         .take(fact.clone())
         .unwrap()

@@ -47,8 +47,7 @@ fn a_node_that_leaves_ends_the_job_everywhere_at_once() {
     for slot in 0..4 {
         run.report(1 + u64::from(slot) / 2, exited(JOB, slot, Exit::Code(0)));
     }
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let (state, refusal, _) = run.ended();
     assert_eq!(state, JobState::Stopped);
     let text = refusal.unwrap().to_string();
@@ -61,8 +60,7 @@ fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
     for slot in 0..4 {
         run.report(1 + u64::from(slot) / 2, exited(JOB, slot, Exit::Code(0)));
     }
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     assert_eq!(run.ended(), (JobState::Succeeded, None, None));
     let info = run.job.info(Duration::ZERO);
     assert_eq!(info.state, JobState::Succeeded);
@@ -78,8 +76,7 @@ fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost(
         run.step(Event::DriverGone);
         // Workers that die of the stop are no failure.
         run.report(1, exited(JOB, 0, Exit::Signal(15)));
-        run.answer(1, NodeReply::Done);
-        run.answer(2, NodeReply::Done);
+        run.all_done(2);
         let (state, refusal, failure) = run.ended();
         let info = run.job.info(Duration::ZERO);
         assert_eq!((state, refusal), (info.state, None));
@@ -104,30 +101,14 @@ fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost(
 fn a_job_whose_node_was_told_to_stop_has_not_succeeded() {
     let mut run = healthy();
     for slot in 0..4 {
-        let NodeEvent::WorkerExited {
-            job,
-            slot: of,
-            failure,
-            ..
-        } = exited(JOB, slot, Exit::Code(0))
-        else {
-            unreachable!("it is what `exited` makes");
+        let failure = RankFailure {
+            reason: Some("the job was stopped: the node is stopping".to_owned()),
+            ..failure(Exit::Code(0))
         };
-        let event = NodeEvent::WorkerExited {
-            job,
-            slot: of,
-            failure: RankFailure {
-                reason: Some("the job was stopped: the node is stopping".to_owned()),
-                ..failure
-            },
-            expected: true,
-            incarnation: Incarnation::FIRST,
-            generation: Generation(0),
-        };
+        let event = ended(JOB, slot, failure, true);
         run.report(1 + u64::from(slot) / 2, event);
     }
-    run.answer(1, NodeReply::Done);
-    run.answer(2, NodeReply::Done);
+    run.all_done(2);
     let info = run.job.info(Duration::ZERO);
     assert_eq!(info.state, JobState::Failed);
     let reason = info.reason.unwrap();

@@ -108,3 +108,22 @@ fn g3_a_node_that_comes_back_and_has_stopped_its_workers_is_not_waited_for() {
     world.pass(Duration::from_secs(2));
     assert_eq!(world.starts(one, job), 2);
 }
+
+#[test]
+fn a_reservation_that_ends_while_the_group_waits_is_made_again() {
+    let mut world = World::new();
+    let one = world.node(1, 1, node);
+    let job = submit(&mut world, 1, (2, 2), 600);
+    let reserves = |world: &World| {
+        world.seen(one, |request| {
+            matches!(request, NodeRequest::Reserve { .. })
+        })
+    };
+    assert_eq!(reserves(&world), 1);
+    // Its lease is over, and nothing else has changed there.
+    world.report(one, vec![NodeEvent::JobGone { job }]);
+    assert_eq!(reserves(&world), 2);
+    let two = world.node(2, 1, node);
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.starts(one, job), world.starts(two, job)), (1, 1));
+}

@@ -10,7 +10,7 @@ fn the_loss_of_a_host_costs_nothing_though_its_peers_fail_first() {
     bed.fail(0);
     assert_eq!(bed.end(), None, "a lost node may be behind it");
     bed.pass(s(1));
-    let lost = node_lost(&bed, 2);
+    let lost = node_lost(2, bed.now);
     bed.then(lost);
     assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
     assert_eq!(
@@ -19,7 +19,7 @@ fn the_loss_of_a_host_costs_nothing_though_its_peers_fail_first() {
     );
     // Together in one step.
     let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
-    let facts = [failed(process(0, 1)), node_lost(&bed, 2)];
+    let facts = [failed(process(0, 1)), node_lost(2, bed.now)];
     bed.steps(facts);
     bed.settle();
     assert_eq!((bed.number(), bed.restarts()), (2, 0));
