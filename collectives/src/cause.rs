@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Generation, Rank};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use self::wire::cut;
 use crate::error::CollectiveError;
@@ -17,7 +18,7 @@ use crate::operation::Tag;
 use crate::stall::Missing;
 
 /// Why a rank gave up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
     /// It has not given up: its deadline passed, and it asks who is still there before it names anyone.

@@ -45,7 +45,7 @@ const TEXT: usize = 1024;
 pub const SENDER: Rank = Rank(u32::MAX);
 
 const MAGIC: [u8; 4] = *b"kolo";
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// The first bytes of every header: what it is, and of which version.
 pub const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
@@ -152,10 +152,7 @@ impl Refusal {
     pub const ALL: [Self; 2] = [Self::Other, Self::Stale];
 
     const fn code(self) -> u8 {
-        match self {
-            Self::Other => 0,
-            Self::Stale => 1,
-        }
+        self as u8
     }
 
     /// A reason that is not known is another one: the text says it.
@@ -191,14 +188,9 @@ impl Share {
         Self::Settled,
     ];
 
+    /// All are counted from 1, in their order.
     const fn code(self) -> u8 {
-        match self {
-            Self::Ask => 1,
-            Self::Offer => 2,
-            Self::Refuse => 3,
-            Self::Attached => 4,
-            Self::Settled => 5,
-        }
+        self as u8 + 1
     }
 
     fn from_code(code: u8) -> Option<Self> {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use serde::{Deserialize, Serialize};
 
 use crate::group_id::GroupId;
 use crate::operation::Tag;
@@ -18,7 +19,7 @@ pub(crate) const AFTER: Duration = Duration::from_secs(60);
 const KEPT: usize = 64;
 
 /// A rank that others wait for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Missing {
     /// Which, of all ranks of the job.

@@ -57,7 +57,7 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
     };
     for (bytes, contains) in [
         (vec![b'H'; HEADER], "instead of `kolo`"),
-        (old, "protocol version 0, this side has 5"),
+        (old, "protocol version 0, this side has 6"),
         (
             changed(|data| data.length = SEGMENT as u32 + 1),
             "over the limit of 262144",

@@ -1,162 +1,70 @@
 //! Causes as bytes.
 
-use std::time::Duration;
-
-use kolo_transport::ids::Rank;
-
 use super::Cause;
 use crate::error::DOING;
 pub(crate) use crate::header::cut;
 use crate::header::{MAX_TEXT, cut_to};
-use crate::stall::Missing;
 
-/// The same where there may be several.
+/// Bytes of a text where there may be several.
 const SHORT_TEXT: usize = 256;
-/// Most late ranks that are named.
+/// Most ranks that are named.
 const RANKS: usize = 256;
 
 impl Cause {
-    /// The cause as payload, at most [`MAX_TEXT`] bytes.
+    /// The cause as payload, at most [`MAX_TEXT`] bytes. What is too long is cut.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        let mut put = |code: u8, micros: u64, ranks: &[Rank], texts: &[&str]| {
-            out.push(code);
-            out.extend_from_slice(&micros.to_le_bytes());
-            let ranks = &ranks[..ranks.len().min(RANKS)];
-            out.extend_from_slice(&(ranks.len() as u16).to_le_bytes());
-            for rank in ranks {
-                out.extend_from_slice(&rank.0.to_le_bytes());
-            }
-            out.push(texts.len() as u8);
-            for text in texts {
-                let text = cut(text);
-                out.extend_from_slice(&(text.len() as u16).to_le_bytes());
-                out.extend_from_slice(text.as_bytes());
-            }
-        };
-        match self {
-            Self::Stalled { asked } => put(0, 0, &[], &[asked]),
-            Self::Lost { rank, reason } => put(1, 0, &[*rank], &[reason]),
-            Self::Failed { rank, reason } => put(2, 0, &[*rank], &[reason]),
-            Self::Left { rank, reason } => put(3, 0, &[*rank], &[reason]),
-            Self::Deadline {
-                waited,
-                late,
-                doing,
-            } => {
-                let micros = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
-                let (ranks, texts) = ranks_and_texts(late, doing);
-                put(4, micros, &ranks, &texts);
-            }
-            Self::Mismatch {
-                rank,
-                asked,
-                other,
-                other_asked,
-            } => put(5, 0, &[*rank, *other], &[asked, other_asked]),
-            Self::Connect { rank, reason } => put(6, 0, &[*rank], &[reason]),
-            Self::Protocol { rank, reason } => put(7, 0, &[*rank], &[reason]),
-            Self::Missed { late } => put(9, 0, late, &[]),
-        }
-        debug_assert!(out.len() <= MAX_TEXT);
-        out
+        let mut cause = self.clone();
+        cause.shorten();
+        // Of such values it can't fail.
+        let bytes = rmp_serde::to_vec(&cause).unwrap_or_default();
+        debug_assert!((1..=MAX_TEXT).contains(&bytes.len()));
+        bytes
     }
 
     /// Parses a payload. `None` if it is no cause. Never panics.
     #[must_use]
     pub fn parse(payload: &[u8]) -> Option<Self> {
-        let mut rest = payload;
-        let code = take(&mut rest, 1)?[0];
-        let micros = u64::from_le_bytes(take(&mut rest, 8)?.try_into().ok()?);
-        let count = usize::from(u16_of(&mut rest)?);
-        let ranks: Vec<Rank> = take(&mut rest, count * 4)?
-            .chunks_exact(4)
-            .map(|bytes| Rank(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])))
-            .collect();
-        let mut texts = Vec::new();
-        for _ in 0..take(&mut rest, 1)?[0] {
-            let length = usize::from(u16_of(&mut rest)?);
-            let text = String::from_utf8_lossy(take(&mut rest, length)?).into_owned();
-            texts.push(text);
-        }
-        if !rest.is_empty() {
-            return None;
-        }
-        let mut texts = texts.into_iter();
-        let mut text = || texts.next();
-        let rank = || ranks.first().copied();
-        Some(match code {
-            0 => Self::Stalled { asked: text()? },
-            1 => Self::Lost {
-                rank: rank()?,
-                reason: text()?,
-            },
-            2 => Self::Failed {
-                rank: rank()?,
-                reason: text()?,
-            },
-            3 => Self::Left {
-                rank: rank()?,
-                reason: text()?,
-            },
-            4 => {
-                let (late, of_texts) = ranks.split_at(ranks.len().checked_sub(texts.len())?);
-                let doing = of_texts.iter().zip(texts);
-                let doing = doing.map(|(rank, doing)| Missing { rank: *rank, doing });
-                Self::Deadline {
-                    waited: Duration::from_micros(micros),
-                    late: late.to_vec(),
-                    doing: doing.collect(),
-                }
-            }
-            9 => Self::Missed { late: ranks },
-            5 => Self::Mismatch {
-                rank: rank()?,
-                asked: text()?,
-                other: ranks.get(1).copied()?,
-                other_asked: text()?,
-            },
-            6 => Self::Connect {
-                rank: rank()?,
-                reason: text()?,
-            },
-            7 => Self::Protocol {
-                rank: rank()?,
-                reason: text()?,
-            },
-            _ => return None,
-        })
+        rmp_serde::from_slice(payload).ok()
     }
-}
 
-/// As many as are passed on; the last ranks are those of the texts.
-fn ranks_and_texts<'a>(late: &[Rank], doing: &'a [Missing]) -> (Vec<Rank>, Vec<&'a str>) {
-    let (of_texts, texts): (Vec<_>, Vec<_>) = doing
-        .iter()
-        .take(DOING)
-        .map(|one| (one.rank, cut_to(&one.doing, SHORT_TEXT)))
-        .unzip();
-    let late = &late[..late.len().min(RANKS - of_texts.len())];
-    ([late, &of_texts[..]].concat(), texts)
-}
-
-fn take<'a>(rest: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
-    let (head, tail) = rest.split_at_checked(count)?;
-    *rest = tail;
-    Some(head)
-}
-
-fn u16_of(rest: &mut &[u8]) -> Option<u16> {
-    let bytes = take(rest, 2)?;
-    Some(u16::from_le_bytes([bytes[0], bytes[1]]))
+    fn shorten(&mut self) {
+        let shorten = |text: &mut String| text.truncate(cut(text).len());
+        match self {
+            Self::Stalled { asked: text }
+            | Self::Lost { reason: text, .. }
+            | Self::Failed { reason: text, .. }
+            | Self::Left { reason: text, .. }
+            | Self::Connect { reason: text, .. }
+            | Self::Protocol { reason: text, .. } => shorten(text),
+            Self::Mismatch {
+                asked, other_asked, ..
+            } => {
+                shorten(asked);
+                shorten(other_asked);
+            }
+            Self::Missed { late } => late.truncate(RANKS),
+            Self::Deadline { late, doing, .. } => {
+                doing.truncate(DOING);
+                for missing in &mut *doing {
+                    let length = cut_to(&missing.doing, SHORT_TEXT).len();
+                    missing.doing.truncate(length);
+                }
+                late.truncate(RANKS - doing.len());
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use kolo_transport::ids::Rank;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::stall::Missing;
 
     fn any_cause() -> impl Strategy<Value = Cause> {
         let named = || (any::<u32>().prop_map(Rank), ".{0,300}");

@@ -52,6 +52,8 @@ fn span_of(action: Action) -> Span {
     action.transfer().map_or(Span::default(), |(_, span)| span)
 }
 
+/// What outlives an operation; the fields are many because that is much: the links, the schedule, and the buffers of all kinds of
+/// operations, which are kept so that nothing is allocated twice.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) me: u32,

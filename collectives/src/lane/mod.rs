@@ -246,7 +246,8 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// Asks `peer`, whose rank is higher than this one's, to make its link to this rank in a group: an operation of this rank
     /// waits for it, and the peer, which does something else, is to say what. The peer's side hands the request in by
     /// [`Acceptor::requested`](crate::Acceptor::requested). One attempt is enough; it is repeated while the operation waits.
-    /// The future runs as a task on the communicator's runtime handle.
+    /// The future runs as a task on the communicator's runtime handle. An error that says that nobody is there
+    /// ([`LaneError::Unreachable`], [`LaneError::Ended`]) is taken as the end of the peer if there was a link to it before.
     ///
     /// `None` (the default) means that there is no way to do that: then less is known of ranks that have never had a link to
     /// this one.

@@ -1,6 +1,6 @@
 //! Barrier.
 
-use super::forms::{Ends, right, started};
+use super::forms::{Ends, started};
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
 use crate::operation::Operation;
@@ -23,7 +23,7 @@ impl Communicator {
     ///
     /// [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
-        self.once(&Operation::BARRIER, Ends::<u8>::Nowhere(&[]), right)
+        self.once(&Operation::BARRIER, Ends::<u8>::Nowhere(&[]), || Ok(()))
     }
 
     /// As [`Communicator::barrier`]. Cancels the operation on all ranks if it is dropped.

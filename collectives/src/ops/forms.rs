@@ -48,11 +48,6 @@ impl<T: Element> Ends<'_, T> {
     }
 }
 
-/// Arguments that are always right.
-pub(super) fn right() -> Result<(), CollectiveError> {
-    Ok(())
-}
-
 /// What an operation needs in its turn. If that is not there, the operation ends here, and the peers hear why.
 pub(super) fn or_refuse<R>(
     turn: &mut OpGuard<'_>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kolo_transport::ids::Rank;
 
 use super::alike::{Reduce, ReduceScatter};
-use super::forms::{Ends, right, started};
+use super::forms::{Ends, started};
 use super::{check_buffer, invalid, make_room};
 use crate::communicator::Communicator;
 use crate::element::Element;
@@ -41,7 +41,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
         let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
-        self.once(&request, Ends::Over(data), right)
+        self.once(&request, Ends::Over(data), || Ok(()))
     }
 
     /// As [`Communicator::all_reduce`]. Cancels the operation on all ranks if it is dropped.
@@ -218,7 +218,7 @@ impl Communicator {
         let room =
             width(data, rows).and_then(|width| room(self.rows_of(rows, self.rank()).len() * width));
         let room = self.needed(request.kind, room)?;
-        self.once(&request, Ends::Into(data, room), right)
+        self.once(&request, Ends::Into(data, room), || Ok(()))
     }
 
     /// The rows that a rank of this group gets of a [`Communicator::reduce_scatter`]. Panics if there is no such rank.
