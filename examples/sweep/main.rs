@@ -90,7 +90,7 @@ fn chief(ctx: &Context) -> anyhow::Result<Vec<(f64, usize)>> {
             .collect();
         threads
             .into_iter()
-            .try_for_each(|thread| thread.join().expect("no thread panics"))
+            .try_for_each(|thread| thread.join().map_err(poisoned)?)
     })?;
     results.into_inner().map_err(poisoned)
 }

@@ -309,9 +309,16 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
 }
 
 /// The rows of a daemon's settings in the documents. `KOLO_BLESS=1` writes them.
-fn rows(settings: &[Setting]) -> String {
-    let mut out = String::from("| key | variable | default | meaning |\n|---|---|---|---|\n");
+fn rows(prefix: &str, settings: &[Setting]) -> String {
+    let mut out = String::from("| key | default | meaning |\n|---|---|---|\n");
     for setting in settings {
+        // The text above the tables says so.
+        let variable = match &*setting.key {
+            "head" => "KOLO_HEAD".to_owned(),
+            "log" => "KOLO_LOG".to_owned(),
+            key => format!("{prefix}{}", key.to_uppercase()),
+        };
+        assert_eq!(setting.variable, variable);
         let default = if setting.default.is_empty() {
             String::new()
         } else {
@@ -319,9 +326,8 @@ fn rows(settings: &[Setting]) -> String {
         };
         writeln!(
             out,
-            "| `{}` | `{}` | {default} | {} |",
+            "| `{}` | {default} | {} |",
             setting.key,
-            setting.variable,
             setting.help.replace('|', "\\|")
         )
         .unwrap();
@@ -333,14 +339,17 @@ fn rows(settings: &[Setting]) -> String {
 fn the_documents_list_every_setting() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md");
     let mut document = std::fs::read_to_string(&path).unwrap();
-    for (program, name) in [(HEAD, "kolo-head"), (NODE, "kolo-node")] {
+    for (program, name, prefix) in [
+        (HEAD, "kolo-head", "KOLO_HEAD_"),
+        (NODE, "kolo-node", "KOLO_NODE_"),
+    ] {
         let (open, close) = (
             format!("<!-- settings of {name} -->\n"),
             format!("<!-- end of the settings of {name} -->"),
         );
         let begin = document.find(&open).expect("the table has a mark") + open.len();
         let end = document.find(&close).expect("the table has an end");
-        let expected = rows(&settings(program));
+        let expected = rows(prefix, &settings(program));
         if std::env::var_os("KOLO_BLESS").is_some() {
             document.replace_range(begin..end, &expected);
             std::fs::write(&path, &document).unwrap();
