@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -15,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::health::Health;
-use crate::notify::Notifier;
+use crate::notify;
 use crate::settings::logging::{Log, LogArgs};
 use crate::settings::{self, Daemon};
 use crate::signals::{Ends, name};
@@ -125,13 +124,12 @@ pub fn reload_log<A: DaemonArgs>(log: &Log) {
     }
 }
 
-/// The signals that a daemon listens to, and the service manager that it tells.
+/// The signals that a daemon listens to, and what the service manager is told of it.
 #[derive(Debug)]
 pub struct Service {
     /// What ends the daemon.
     pub ends: Ends,
     hangup: Signal,
-    notifier: Arc<Notifier>,
     /// What it says of itself.
     status: String,
     watchdog: Option<JoinHandle<()>>,
@@ -155,7 +153,6 @@ impl Service {
         Ok(Self {
             ends: Ends::take(ends)?,
             hangup: signal(SignalKind::hangup()).context("SIGHUP can't be watched")?,
-            notifier: Arc::new(Notifier::from_env()),
             status: String::new(),
             watchdog: None,
         })
@@ -170,11 +167,10 @@ impl Service {
     pub fn ready(&mut self, line: &str, status: String, health: Health) -> Result<()> {
         writeln!(std::io::stdout(), "{line}")
             .context("the line that says that it is ready can't be printed")?;
-        self.notifier.ready(&status);
+        notify::ready(&status);
         self.status = status;
-        let notifier = Arc::clone(&self.notifier);
         self.watchdog = Some(tokio::spawn(async move {
-            notifier.watchdog(|limit| health.is_good(limit)).await;
+            notify::watchdog(|limit| health.is_good(limit)).await;
         }));
         Ok(())
     }
@@ -185,9 +181,9 @@ impl Service {
             tokio::select! {
                 signal = self.ends.next() => return signal,
                 _ = self.hangup.recv() => {
-                    self.notifier.reloading();
+                    notify::reloading();
                     reload();
-                    self.notifier.ready(&self.status);
+                    notify::ready(&self.status);
                 }
             }
         }
@@ -201,7 +197,6 @@ impl Service {
         signal: Option<i32>,
         limit: Duration,
     ) -> bool {
-        let notifier = &self.notifier;
         let end = async {
             if let Some(signal) = signal {
                 let signal = name(signal);
@@ -210,7 +205,7 @@ impl Service {
                     ?limit,
                     "waiting for jobs to end; a second signal ends all at once"
                 );
-                notifier.stopping("waiting for jobs to end");
+                notify::stopping("waiting for jobs to end");
                 if !daemon.drain(limit).await {
                     tracing::warn!(
                         ?limit,
@@ -219,7 +214,7 @@ impl Service {
                 }
             }
             tracing::info!("stopping; a second signal ends all at once");
-            notifier.stopping("stopping");
+            notify::stopping("stopping");
             daemon.stop().await;
         };
         tokio::select! {

@@ -76,9 +76,10 @@ impl fmt::Display for NodeShortage {
             "{} ({}) has room for {}",
             self.hostname, self.node, self.room
         )?;
+        // What is requested is said before, for the whole group.
         for (index, shortage) in self.shortages.iter().enumerate() {
             f.write_str(if index == 0 { "; " } else { ", " })?;
-            write!(f, "{shortage}")?;
+            write!(f, "{} free: {}", shortage.resource, shortage.available)?;
         }
         Ok(())
     }
@@ -141,16 +142,21 @@ impl fmt::Display for Unplaceable {
             Placement::Pack { workers } => {
                 write!(
                     f,
-                    "requested {workers} workers with {} each, available is room for {} on {} nodes",
-                    self.per_worker, self.available, self.nodes
+                    "requested {workers} {} with {} each, available is room for {} on {}",
+                    if workers == 1 { "worker" } else { "workers" },
+                    self.per_worker,
+                    self.available,
+                    nodes(self.nodes)
                 )?;
                 u64::from(workers)
             }
             Placement::Spread { hosts, slots } => {
                 write!(
                     f,
-                    "requested {hosts} distinct nodes with {slots} workers of {} each, available are {} of {} nodes",
-                    self.per_worker, self.available, self.nodes
+                    "requested {hosts} distinct nodes with {slots} workers of {} each, available are {} of {}",
+                    self.per_worker,
+                    self.available,
+                    nodes(self.nodes)
                 )?;
                 u64::from(hosts)
             }
@@ -159,12 +165,11 @@ impl fmt::Display for Unplaceable {
             write!(f, "; {short}")?;
         }
         if self.more_short > 0 {
-            write!(f, "; and {} more nodes (too little of", self.more_short)?;
-            for (index, (resource, nodes)) in self.by_resource.iter().enumerate() {
+            write!(f, "; {} more have too little of", nodes(self.more_short))?;
+            for (index, (resource, short)) in self.by_resource.iter().enumerate() {
                 f.write_str(if index == 0 { " " } else { ", " })?;
-                write!(f, "{resource} on {nodes} nodes in all")?;
+                write!(f, "{resource} (on {} in all)", nodes(*short))?;
             }
-            f.write_str(")")?;
         }
         if self.is_capped {
             write!(f, "; a node takes at most {MAX_PER_NODE} workers of a job")?;
@@ -179,6 +184,10 @@ impl fmt::Display for Unplaceable {
             )
         }
     }
+}
+
+fn nodes(count: usize) -> String {
+    format!("{count} node{}", if count == 1 { "" } else { "s" })
 }
 
 /// Places a group on the nodes of `offers`, which are alive and in order of registration.

@@ -14,10 +14,10 @@ use kolo_runtime::http::BearerSecret;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::memory;
-use kolo_runtime::settings::time::duration;
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_runtime::{private_file, secret};
 use kolo_transport::identity::Role;
+use kolo_transport::wire::span::duration;
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 

@@ -15,11 +15,11 @@ use kolo_runtime::node::default_listen;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
-use kolo_runtime::settings::time::duration;
 use kolo_runtime::{
     Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource, private_file,
     secret,
 };
+use kolo_transport::wire::span::{Span, duration};
 use kolo_transport::{Credentials, JoinToken};
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
@@ -316,7 +316,12 @@ async fn start(args: Args) -> Result<(Node, SocketAddr)> {
 async fn resolve(head: &str, limit: Duration) -> Result<SocketAddr> {
     let addresses = tokio::time::timeout(limit, kolo_transport::names::resolve(head))
         .await
-        .with_context(|| format!("the address of `{head}` was not found within {limit:?}"))?
+        .with_context(|| {
+            format!(
+                "the address of `{head}` was not found within {}",
+                Span(limit)
+            )
+        })?
         .with_context(|| format!("the address of `{head}` was not found"))?;
     // There is one at least.
     Ok(addresses[0])

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
+use kolo_transport::wire::span::{Span, duration};
+
 use super::client::ClientConfig;
 use super::doctor::Doctor;
 use super::down::Down;
@@ -27,11 +29,14 @@ Environment:
   KOLO_CREDENTIALS  folder of the credentials
   NO_COLOR          no colours, not even on a terminal
 
+Durations are written as 250ms, 5s, 1h30m or 7d; a number alone is in seconds. An id may be cut to its first digits.
+
 Example:
+  kolo run -n 4 python3 train.py
   kolo login --head head:7700 --token-file driver.token
   kolo status";
 
-/// See what a kolo cluster does, read logs, stop jobs, and plan without starting anything.
+/// Run any program on many machines as one group; see what the cluster does, read logs, stop jobs.
 #[derive(Debug, Parser)]
 #[command(name = "kolo", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub(super) struct Args {
@@ -63,8 +68,8 @@ pub(super) struct Connect {
     /// Folder of the credentials [default: kolo in $XDG_CONFIG_HOME or ~/.config]
     #[arg(long, global = true, env = "KOLO_CREDENTIALS", value_name = "DIR")]
     pub(super) credentials: Option<PathBuf>,
-    /// Seconds to wait for a connection
-    #[arg(long, global = true, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
+    /// How long to wait for a connection
+    #[arg(long, global = true, default_value = "5s", value_parser = time, value_name = "DURATION")]
     pub(super) connect_timeout: Duration,
 }
 
@@ -84,13 +89,19 @@ pub(super) enum Command {
     #[command(after_help = super::run::args::EXAMPLES)]
     Run(Box<super::run::args::Run>),
     /// Show the cluster and its nodes
-    #[command(after_help = "Example:\n  kolo status --format json")]
-    Status,
+    #[command(
+        after_help = "CPUS, GPUS and OTHER are what is free of what there is.\n\nExample:\n  kolo status --watch"
+    )]
+    Status(Status),
     /// Show all jobs, or the workers of one
-    #[command(after_help = "Example:\n  kolo jobs\n  kolo jobs job-3f0a")]
+    #[command(
+        after_help = "READY is how many members take calls, of how many, on how many nodes. AGE is how long a job has run, ENDED how\nlong it has been over. Times of day are UTC.\n\nExample:\n  kolo jobs\n  kolo jobs job-3f0a --watch"
+    )]
     Jobs(Jobs),
     /// Print the output of a job's workers as `[RANK]<stdout>: LINE`
-    #[command(after_help = "Example:\n  kolo logs job-3f0a --rank 0 --rank 2 --tail 20 --follow")]
+    #[command(
+        after_help = "Example:\n  kolo logs job-3f0a --rank 0 --rank 2 --tail 20 --follow\n  kolo logs job-3f0a --since 10m --timestamps"
+    )]
     Logs(Logs),
     /// Stop a job and wait until it has ended
     #[command(after_help = "Example:\n  kolo stop job-3f0a")]
@@ -134,12 +145,59 @@ pub(super) enum Command {
         after_help = "Example:\n  kolo plan --hosts a:2,b:1,c:3 --min 2 --max 4\n  kolo plan --registration a,b,a,c --format json"
     )]
     Plan(Plan),
+    /// Print what a shell needs to complete the words of kolo
+    #[command(
+        after_help = "Example:\n  kolo completions bash > /etc/bash_completion.d/kolo\n  kolo completions fish > ~/.config/fish/completions/kolo.fish"
+    )]
+    Completions(Completions),
+    /// Write the manual pages of kolo and its commands into a folder
+    #[command(after_help = "Example:\n  kolo man /usr/local/share/man/man1")]
+    Man(Man),
+}
+
+/// A page that is shown once, or again and again.
+#[derive(Debug, ClapArgs)]
+pub(super) struct Watch {
+    /// Show it again and again, every 2s or as often as is said, until Ctrl-C
+    #[arg(long = "watch", value_name = "DURATION", value_parser = time, num_args = 0..=1, require_equals = true, default_missing_value = "2s")]
+    pub(super) every: Option<Duration>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Status {
+    #[command(flatten)]
+    pub(super) watch: Watch,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub(super) shell: Shell,
+}
+
+/// Shells that complete words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)] // they are called as what they are
+pub(super) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(super) struct Man {
+    /// The folder, which is made if it is not there
+    #[arg(value_name = "DIR")]
+    pub(super) dir: PathBuf,
 }
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Jobs {
     /// Id of one job, or an unambiguous start of it
     pub(super) job: Option<String>,
+    #[command(flatten)]
+    pub(super) watch: Watch,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -147,22 +205,28 @@ pub(super) struct Logs {
     /// Id of the job, or an unambiguous start of it
     pub(super) job: String,
     /// Only this rank; may be given more than once
-    #[arg(long = "rank", value_name = "RANK")]
+    #[arg(long = "rank", value_name = "RANK", value_parser = number)]
     pub(super) ranks: Vec<u32>,
     /// Stay and print what comes, until the job has ended
     #[arg(long, short)]
     pub(super) follow: bool,
     /// At most the last N kept lines of each rank
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(super) tail: Option<u32>,
+    /// Only lines that are no older
+    #[arg(long, value_name = "DURATION", value_parser = time)]
+    pub(super) since: Option<Duration>,
+    /// Begin each line with the time, in UTC
+    #[arg(long)]
+    pub(super) timestamps: bool,
 }
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Stop {
     /// Id of the job, or an unambiguous start of it
     pub(super) job: String,
-    /// Seconds to wait for its end; it is being stopped all the same
-    #[arg(long, default_value = "60", value_parser = seconds, value_name = "SECONDS")]
+    /// How long to wait for its end; it is being stopped all the same
+    #[arg(long, default_value = "60s", value_parser = time, value_name = "DURATION")]
     pub(super) timeout: Duration,
 }
 
@@ -191,23 +255,49 @@ pub(super) struct Plan {
     #[arg(long, value_name = "HOST,...")]
     pub(super) registration: Option<String>,
     /// The fewest workers that will do [default: 1]
-    #[arg(long, conflicts_with = "registration", value_name = "N")]
+    #[arg(long, conflicts_with = "registration", value_name = "N", value_parser = number)]
     pub(super) min: Option<u32>,
     /// The most workers that are wanted [default: all slots]
-    #[arg(long, conflicts_with = "registration", value_name = "N")]
+    #[arg(long, conflicts_with = "registration", value_name = "N", value_parser = number)]
     pub(super) max: Option<u32>,
 }
 
-/// The longest that a time on the command line may be.
-const LONGEST: f64 = 86400.0;
+/// Reads a whole number.
+pub(super) fn number(text: &str) -> Result<u32, String> {
+    let most = u32::MAX;
+    text.parse()
+        .map_err(|_| format!("expected a whole number from 0 to {most}, such as 4"))
+}
 
-pub(super) fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= LONGEST => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!(
-            "expected a number of seconds over 0 and up to {LONGEST}"
-        )),
+/// Reads a whole number that is not 0.
+pub(super) fn count(text: &str) -> Result<u32, String> {
+    let most = u32::MAX;
+    number(text)
+        .ok()
+        .filter(|count| *count > 0)
+        .ok_or_else(|| format!("expected a whole number from 1 to {most}, such as 4"))
+}
+
+/// The longest that a wait on the command line may be.
+const LONGEST: Duration = Duration::from_secs(86_400);
+
+/// Reads a time to wait.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    time_within(text, Duration::from_millis(1), LONGEST)
+}
+
+/// Reads a duration that has limits.
+pub(super) fn time_within(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
+    let given = duration(text)?;
+    if (least..=most).contains(&given) {
+        return Ok(given);
     }
+    Err(format!(
+        "{} is out of range; allowed is {} to {}",
+        Span(given),
+        Span(least),
+        Span(most)
+    ))
 }
 
 #[cfg(test)]
@@ -244,11 +334,13 @@ mod tests {
                 "node",
                 "interfaces",
                 "doctor",
-                "plan"
+                "plan",
+                "completions",
+                "man"
             ]
         );
         let help = command.render_long_help().to_string();
-        assert!(help.contains("Example:\n  kolo login"), "{help}");
+        assert!(help.contains("Example:\n  kolo run"), "{help}");
         for name in names {
             let sub = command.find_subcommand_mut(&name).unwrap();
             let help = sub.render_long_help().to_string();
@@ -257,10 +349,22 @@ mod tests {
     }
 
     #[test]
-    fn times_are_positive_and_finite() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        for bad in ["", "0", "-1", "nan", "inf", "1e9", "x"] {
-            assert!(seconds(bad).is_err(), "{bad}");
+    fn numbers_say_what_is_allowed() {
+        assert_eq!((number("0"), count("7")), (Ok(0), Ok(7)));
+        for bad in ["abc", "-1", "1.5", "", "4294967296"] {
+            assert!(number(bad).unwrap_err().contains("from 0 to"), "{bad}");
+            assert!(count(bad).unwrap_err().contains("from 1 to"), "{bad}");
+        }
+        assert!(count("0").is_err());
+    }
+
+    #[test]
+    fn times_have_limits_which_an_error_names() {
+        assert_eq!(time("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("24h"), Ok(LONGEST));
+        for bad in ["0", "25h"] {
+            let error = time(bad).unwrap_err();
+            assert!(error.ends_with("allowed is 1ms to 1d"), "{error}");
         }
     }
 }

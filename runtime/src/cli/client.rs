@@ -15,6 +15,7 @@ use kolo_transport::session::{CloseCode, Connection};
 use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, PlacedNode};
 
 use super::error::CliError;
+use super::ids::pick;
 use crate::private_file;
 
 /// How long the head may take for an answer that needs no waiting.
@@ -301,7 +302,30 @@ impl Client {
     ///
     /// [`CliError::NoSuchJob`], [`CliError::Usage`] if several do; and as [`Client::request`].
     pub async fn find(&self, text: &str) -> Result<JobInfo, CliError> {
-        choose(self.jobs().await?, text)
+        let mut jobs = self.jobs().await?;
+        let ids = jobs.iter().map(|job| job.job.to_string());
+        let id = pick("job", text, ids, "kolo jobs")?
+            .ok_or_else(|| CliError::NoSuchJob(text.to_owned()))?;
+        jobs.retain(|job| job.job.to_string() == id);
+        jobs.pop().ok_or(CliError::NoSuchJob(id))
+    }
+
+    /// What the head calls a node: its hostname as it is, or the one id that starts with `text`, if that is `node-` and digits.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::Usage`] if several ids do; and as [`Client::request`].
+    pub(super) async fn node_name(&self, text: &str) -> Result<String, CliError> {
+        if !text.starts_with("node-") {
+            return Ok(text.to_owned());
+        }
+        let nodes = self.cluster().await?.nodes;
+        if nodes.iter().any(|node| node.hostname == text) {
+            return Ok(text.to_owned());
+        }
+        let ids = nodes.iter().map(|node| node.node.to_string());
+        let found = pick("node", text, ids, "kolo status")?;
+        Ok(found.unwrap_or_else(|| text.to_owned()))
     }
 
     /// Stops a job and waits until it has ended.
@@ -414,78 +438,11 @@ async fn connect(
     Ok((endpoint, connection))
 }
 
-/// The one job whose id starts with `text`.
-fn choose(jobs: Vec<JobInfo>, text: &str) -> Result<JobInfo, CliError> {
-    let wanted = text
-        .strip_prefix("job-")
-        .unwrap_or(text)
-        .to_ascii_lowercase();
-    let mut found: Vec<JobInfo> = jobs
-        .into_iter()
-        .filter(|job| format!("{:016x}", job.job.0).starts_with(&wanted))
-        .collect();
-    match found.len() {
-        _ if wanted.is_empty() => Err(CliError::Usage(
-            "an empty text is no job id; `kolo jobs` shows them".to_owned(),
-        )),
-        0 => Err(CliError::NoSuchJob(text.to_owned())),
-        1 => Ok(found.remove(0)),
-        count => {
-            let ids: Vec<String> = found.iter().map(|job| job.job.to_string()).collect();
-            Err(CliError::Usage(format!(
-                "`{text}` is the start of {count} jobs: {}; give more of the id",
-                ids.join(", ")
-            )))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
 
-    use kolo_transport::ids::{DriverId, Generation};
-    use kolo_transport::wire::JobState;
-
     use super::*;
-
-    fn job(id: u64) -> JobInfo {
-        JobInfo {
-            job: JobId(id),
-            name: String::new(),
-            owner: DriverId(1),
-            state: JobState::Healthy,
-            generation: Generation(1),
-            workers: Vec::new(),
-            nodes: Vec::new(),
-            age_ms: 0,
-            reason: None,
-            rendezvous: None,
-            network: None,
-            membership: None,
-        }
-    }
-
-    #[test]
-    fn a_job_is_found_by_the_start_of_its_id() {
-        let jobs = || vec![job(0x1234_0000_0000_0000), job(0x1250_0000_0000_0000)];
-        for text in ["job-1234", "1234", "job-1234000000000000", "123"] {
-            let found = choose(jobs(), text).unwrap();
-            assert_eq!(found.job, JobId(0x1234_0000_0000_0000), "{text}");
-        }
-        assert_eq!(choose(jobs(), "12").unwrap_err().exit_code(), 2);
-        let error = choose(jobs(), "job-12").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "`job-12` is the start of 2 jobs: job-1234000000000000, job-1250000000000000; give more of the id"
-        );
-        for text in ["", "job-"] {
-            assert_eq!(choose(jobs(), text).unwrap_err().exit_code(), 2, "{text}");
-        }
-        for text in ["job-9", "node-1234", "12340000000000001"] {
-            assert_eq!(choose(jobs(), text).unwrap_err().exit_code(), 3, "{text}");
-        }
-    }
 
     #[test]
     fn credentials_are_looked_for_where_the_desktop_keeps_settings() {

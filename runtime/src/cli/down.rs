@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kolo_transport::ids::ClusterId;
+use kolo_transport::wire::span::Span;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 
-use super::args::{Connect, Format, seconds};
+use super::args::{Connect, Format, time};
 use super::client::Client;
 use super::down_exclusion::Exclusion;
 use super::error::CliError;
@@ -36,12 +37,11 @@ pub(super) struct Down {
     /// left
     #[arg(long)]
     pub(super) give_up: bool,
-    /// Seconds in which running jobs may end by themselves before they are stopped; new ones are not taken [default: they
-    /// are stopped at once]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "force")]
+    /// How long running jobs may go on before they are stopped; new ones are not taken [default: they are stopped at once]
+    #[arg(long, value_name = "DURATION", value_parser = time, conflicts_with = "force")]
     pub(super) drain_timeout: Option<Duration>,
-    /// Seconds that a node may then take to end
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    /// How long a node may then take to end
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time)]
     pub(super) stop_timeout: Duration,
     #[command(flatten)]
     pub(super) ssh: SshArgs,
@@ -230,7 +230,7 @@ fn end_head(launch: &Launch) -> Option<Ended> {
         let deadline = Instant::now() + HEAD_END;
         while is_locked(state) {
             if Instant::now() > deadline {
-                error = Some(format!("process {pid} has not ended in {HEAD_END:?}"));
+                error = Some(format!("process {pid} has not ended in {}", Span(HEAD_END)));
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));

@@ -76,7 +76,7 @@ pub enum CliError {
     /// The connection broke over which a job lives: the head is gone, or has put this driver out.
     #[error(
         "the connection to the head has ended ({error}), and {job} ends with it: its nodes end the workers as soon as the head is \
-         back, and else after their --orphan-timeout (60 s by default)"
+         back, and else after their --orphan-timeout (60s by default)"
     )]
     JobLost {
         /// The job.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::args::seconds;
+use super::args::time;
 use super::error::CliError;
 use crate::hosts::{HostSlots, HostsError, List, own_name};
 use crate::ssh::SshOptions;
@@ -110,11 +110,11 @@ pub(super) struct SshArgs {
         default_value = "ssh"
     )]
     pub(super) ssh_program: PathBuf,
-    /// Seconds that ssh may take for a connection
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    /// How long ssh may take for a connection
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = time)]
     pub(super) ssh_connect_timeout: Duration,
-    /// Seconds that a host may be silent while its node is brought up
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    /// How long a host may be silent while its node is brought up
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = time)]
     pub(super) ssh_stall_timeout: Duration,
     /// Reach this machine by ssh, too; else its node is started without
     #[arg(long)]

@@ -34,7 +34,7 @@ pub(super) struct Interfaces {
     /// What was found when this job started: its id, or an unambiguous start of it
     #[arg(long, value_name = "JOB", conflicts_with_all = ["nodes", "interfaces", "no_cache"])]
     pub(super) job: Option<String>,
-    /// Only these nodes, by hostname or id [default: all that live]
+    /// Only these nodes, by hostname or start of the id [default: all that live]
     #[arg(long, value_name = "NODE,...", value_delimiter = ',')]
     pub(super) nodes: Vec<String>,
     /// Only these interfaces; HOST=NAME for one host alone
@@ -81,6 +81,9 @@ pub(super) async fn run(
         no_cache: options.no_cache,
     };
     let client = Client::connect(&connect.config()).await?;
+    for node in &mut query.nodes {
+        *node = client.node_name(node).await?;
+    }
     if let Some(text) = &options.job {
         query.job = Some(client.find(text).await?.job);
     }

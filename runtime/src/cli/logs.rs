@@ -1,6 +1,6 @@
 //! `kolo logs`: the output of workers, straight from the nodes that run them.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kolo_transport::endpoint::Endpoint;
 use kolo_transport::frame::Limits;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::args::{Connect, Format, Logs};
 use super::client::{Client, goodbye};
 use super::error::{CliError, FAILURE};
-use super::output::Output;
+use super::output::{Output, coloured, timestamp};
 
 /// How long a node may take until its first answer, and between two pieces of what it has already.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -62,8 +62,9 @@ pub(super) async fn run(
         .iter()
         .map(|source| source.endpoint.clone())
         .collect();
+    let style = Style::of(options, format);
     let code = tokio::select! {
-        printed = print(sources, options.follow, format, out, &mut failed) => {
+        printed = print(sources, options.follow, style, out, &mut failed) => {
             printed?;
             None
         }
@@ -171,11 +172,32 @@ async fn open(
     }
 }
 
+/// Which lines are printed, and how.
+#[derive(Debug, Clone, Copy)]
+struct Style {
+    format: Format,
+    timestamps: bool,
+    /// Older lines are left out, in milliseconds since 1970.
+    oldest: u64,
+}
+
+impl Style {
+    fn of(options: &Logs, format: Format) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let since = options.since.zip(now.ok());
+        Self {
+            format,
+            timestamps: options.timestamps,
+            oldest: since.map_or(0, |(ago, now)| now.saturating_sub(ago).as_millis() as u64),
+        }
+    }
+}
+
 /// Prints what the sources have. The failure of one does not keep the others from being printed.
 async fn print(
     sources: Vec<Source>,
     follow: bool,
-    format: Format,
+    style: Style,
     out: &mut Output<'_>,
     failed: &mut Vec<CliError>,
 ) -> Result<(), CliError> {
@@ -202,7 +224,7 @@ async fn print(
         match batch {
             Ok(lines) if follow => {
                 for line in &lines {
-                    write(line, format, out)?;
+                    write(line, style, out)?;
                 }
             }
             Ok(lines) => kept.extend(lines),
@@ -215,7 +237,7 @@ async fn print(
     }
     // What is not followed is complete, so it can be told in the order in which it happened.
     kept.sort_by_key(|line| (line.time_ms, line.rank, line.seq));
-    kept.iter().try_for_each(|line| write(line, format, out))
+    kept.iter().try_for_each(|line| write(line, style, out))
 }
 
 async fn next(source: &mut Source, follow: bool) -> Result<Option<LogBatch>, CliError> {
@@ -245,12 +267,15 @@ struct JsonLine<'a> {
     text: std::borrow::Cow<'a, str>,
 }
 
-fn write(line: &LogLine, format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
+fn write(line: &LogLine, style: Style, out: &mut Output<'_>) -> Result<(), CliError> {
+    if line.time_ms < style.oldest {
+        return Ok(());
+    }
     let stream = match line.stream {
         Stdio::Stdout => "stdout",
         Stdio::Stderr => "stderr",
     };
-    match format {
+    match style.format {
         Format::Json => out.json_line(&JsonLine {
             rank: line.rank.0,
             stream,
@@ -260,7 +285,16 @@ fn write(line: &LogLine, format: Format, out: &mut Output<'_>) -> Result<(), Cli
         }),
         Format::Table => {
             // The worker's own bytes, as it has written them.
-            out.bytes(format!("[{}]<{stream}>: ", line.rank).as_bytes())?;
+            if style.timestamps {
+                out.bytes(format!("{} ", timestamp(line.time_ms)).as_bytes())?;
+            }
+            let prefix = format!("[{}]<{stream}>:", line.rank).into_bytes();
+            if out.has_colours() {
+                out.bytes(&coloured(&prefix, line.rank.0, line.stream))?;
+            } else {
+                out.bytes(&prefix)?;
+            }
+            out.bytes(b" ")?;
             out.bytes(&line.text)?;
             out.bytes(b"\n")
         }

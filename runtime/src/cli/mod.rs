@@ -1,15 +1,17 @@
-//! The `kolo` command: see what a cluster does, read logs, stop jobs, and plan without starting anything.
+//! The `kolo` command: run programs, see what a cluster does, read logs, stop jobs.
 //!
 //! [`main`] is all that the binary calls. Commands write to the streams that they are given, so that tests can
 //! read what they say; results go to standard output, everything else to standard error.
 
 mod args;
 pub mod client;
+mod complete;
 mod doctor;
 mod down;
 mod down_exclusion;
 mod error;
 mod host_args;
+mod ids;
 mod interfaces;
 mod login;
 mod logs;
@@ -26,15 +28,19 @@ mod up_head;
 mod up_record;
 
 use std::ffi::OsString;
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use kolo_transport::descriptors::make_room;
 
 use args::{Args, Command};
 pub use error::CliError;
 use output::Output;
+pub use output::Screen;
+
+use crate::settings::{in_words, nearest};
 
 /// Descriptors that a command needs for its connections; what it starts needs more.
 const DESCRIPTORS: u64 = 24;
@@ -42,21 +48,13 @@ const DESCRIPTORS: u64 = 24;
 /// Runs the command line of this process and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let stdout = io::stdout();
-    let is_terminal = stdout.is_terminal();
     let code = run(
         std::env::args_os(),
-        &mut BufWriter::new(stdout.lock()),
+        &mut BufWriter::new(io::stdout().lock()),
         &mut io::stderr().lock(),
-        is_terminal && colours_wanted(),
+        Screen::of_this_process(),
     );
     ExitCode::from(code)
-}
-
-/// <https://no-color.org>, and terminals that can't.
-fn colours_wanted() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Runs a command line, the name of the program first. Returns the exit code.
@@ -64,30 +62,23 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     out: &mut dyn Write,
     err: &mut dyn Write,
-    colours: bool,
+    screen: Screen,
 ) -> u8 {
     let args = match run::translate(args.into_iter().collect(), &Args::command()) {
         Ok(args) => args,
-        Err(message) => return tell(err, &CliError::Usage(message)),
+        Err(message) => return tell(err, &CliError::Usage(message), screen),
     };
     let is_run = run::is_run(&args, &Args::command());
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
             if let Some(known) = run::elsewhere(&error).filter(|_| is_run) {
-                return tell(err, &known);
+                return tell(err, &known, screen);
             }
-            // Help and version are no errors. clap knows which stream is meant, and whether it is a terminal.
-            let code = u8::try_from(error.exit_code()).unwrap_or(error::USAGE);
-            return match error.print() {
-                Ok(()) => code,
-                // Whoever read it has enough.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
-                Err(_) => error::FAILURE,
-            };
+            return wrong_line(err, suggested(error), screen);
         }
     };
-    let result = dispatch(args, &mut Output::new(out, colours)).and_then(|code| {
+    let result = dispatch(args, &mut Output::new(out, screen)).and_then(|code| {
         out.flush()?;
         Ok(code)
     });
@@ -95,15 +86,49 @@ pub fn run(
         Ok(code) => code,
         // Whoever read the output has enough.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-        Err(error) => tell(err, &error),
+        Err(error) => tell(err, &error, screen),
     }
 }
 
 /// Says why a command failed. Returns the exit code.
-fn tell(err: &mut dyn Write, error: &CliError) -> u8 {
+fn tell(err: &mut dyn Write, error: &CliError, screen: Screen) -> u8 {
+    let text = output::failure(&format!("kolo: {error}"), screen);
     // If nobody can read that, the code has to do.
-    drop(writeln!(err, "kolo: {error}"));
+    drop(writeln!(err, "{text}"));
     error.exit_code()
+}
+
+/// Says what is wrong with a command line, or what was asked for: the help, the version. Returns the exit code.
+fn wrong_line(err: &mut dyn Write, error: clap::Error, screen: Screen) -> u8 {
+    let code = u8::try_from(error.exit_code()).unwrap_or(error::USAGE);
+    let told = if error.use_stderr() {
+        write!(err, "{}", in_words("kolo", &error, screen.message_colours))
+    } else {
+        // clap knows whether standard output is a terminal.
+        error.print()
+    };
+    match told {
+        Ok(()) => code,
+        // Whoever read it has enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
+        Err(_) => error::FAILURE,
+    }
+}
+
+/// Names the command that may have been meant where clap finds none that is like the word: `rnu`.
+fn suggested(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && error.get(ContextKind::SuggestedSubcommand).is_none()
+        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+    {
+        let command = Args::command();
+        let names = command.get_subcommands().map(clap::Command::get_name);
+        if let Some(name) = nearest(word, names) {
+            let names = ContextValue::Strings(vec![name.to_owned()]);
+            error.insert(ContextKind::SuggestedSubcommand, names);
+        }
+    }
+    error
 }
 
 fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
@@ -113,9 +138,11 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
         connect,
     } = args;
     // Planning needs no cluster, and so neither threads nor credentials.
-    if let Command::Plan(options) = &command {
-        plan::run(options, format, out)?;
-        return Ok(0);
+    match &command {
+        Command::Plan(options) => return plan::run(options, format, out).map(|()| 0),
+        Command::Completions(options) => return complete::completions(options, out).map(|()| 0),
+        Command::Man(options) => return complete::manual(options, out).map(|()| 0),
+        _ => {}
     }
     // The doctor looks at what it can with a few.
     let needed = match command {
@@ -132,8 +159,10 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
         .map_err(CliError::Start)?;
     let result = runtime.block_on(async {
         match command {
-            Command::Plan(_) | Command::Run(_) => unreachable!("it is done above"),
-            Command::Status => show::status(&connect, format, out).await?,
+            Command::Plan(_) | Command::Run(_) | Command::Completions(_) | Command::Man(_) => {
+                unreachable!("it is done above")
+            }
+            Command::Status(options) => show::status(&options, &connect, format, out).await?,
             Command::Jobs(options) => show::jobs(&options, &connect, format, out).await?,
             Command::Stop(options) => stop::run(&options, &connect, format, out).await?,
             Command::Login(options) => login::run(&options, &connect, format, out).await?,

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand};
 use kolo_transport::ids::JobId;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{HeadReply, HeadRequest, NodeDrain};
 
-use super::args::{Connect, Format};
+use super::args::{Connect, Format, time};
 use super::client::Client;
 use super::error::CliError;
 use super::output::Output;
-use super::trust::duration;
 use crate::http::dto;
 
 /// How long the head may take.
@@ -36,17 +36,17 @@ enum NodeCommand {
 
 #[derive(Debug, ClapArgs)]
 struct Drain {
-    /// Id or hostname of the node
+    /// Hostname of the node, or its id or a start of it
     #[arg(value_name = "NODE")]
     name: String,
-    /// When members of elastic jobs that are still there are ended: a whole number and s, m, h or d, up to 1d
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    /// When members of elastic jobs that are still there are ended, up to 1d
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time)]
     deadline: Duration,
 }
 
 #[derive(Debug, ClapArgs)]
 struct Undrain {
-    /// Id or hostname of the node
+    /// Hostname of the node, or its id or a start of it
     #[arg(value_name = "NODE")]
     name: String,
 }
@@ -60,11 +60,11 @@ pub(super) async fn run(
     let client = Client::connect(&connect.config()).await?;
     let request = match &options.command {
         NodeCommand::Drain(drain) => HeadRequest::DrainNode {
-            node: drain.name.clone(),
+            node: client.node_name(&drain.name).await?,
             deadline_ms: u64::try_from(drain.deadline.as_millis()).unwrap_or(u64::MAX),
         },
         NodeCommand::Undrain(undrain) => HeadRequest::UndrainNode {
-            node: undrain.name.clone(),
+            node: client.node_name(&undrain.name).await?,
         },
     };
     let reply = client.request(&request, ANSWER).await?;
@@ -92,8 +92,8 @@ fn drained(options: &Drain, drain: &NodeDrain, out: &mut Output<'_>) -> Result<(
     out.line(&format!("{hostname} ({node}) takes no new work"))?;
     if !leaving.is_empty() {
         out.line(&format!(
-            "  leave the node within {:?}: {}",
-            options.deadline,
+            "  leave the node within {}: {}",
+            Span(options.deadline),
             listed(leaving)
         ))?;
     }

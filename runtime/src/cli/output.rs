@@ -1,15 +1,50 @@
 //! Tables, times, colours and JSON.
 
-use std::io::Write;
+use std::io::{self, IsTerminal as _, Write};
+use std::time::Duration;
 
+use kolo_transport::wire::Stdio;
+use kolo_transport::wire::span::Span;
+use rustix::fd::BorrowedFd;
 use serde::Serialize;
 
 use super::error::CliError;
 
+/// What the terminals of a command can show.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Screen {
+    /// Whether results may have colours.
+    pub colours: bool,
+    /// Whether messages on standard error may have colours.
+    pub message_colours: bool,
+    /// The columns of the terminal that shows the results; `None` if none does.
+    pub width: Option<usize>,
+}
+
+impl Screen {
+    /// The screen of this process: colours only on a terminal that can show them, and not with `NO_COLOR`
+    /// (<https://no-color.org>).
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let stdout = io::stdout();
+        let width = rustix::termios::tcgetwinsize(&stdout).map_or(0, |size| size.ws_col.into());
+        Self {
+            colours: wanted && stdout.is_terminal(),
+            message_colours: wanted && io::stderr().is_terminal(),
+            // Some terminals do not say.
+            width: stdout
+                .is_terminal()
+                .then_some(if width == 0 { 80 } else { width }),
+        }
+    }
+}
+
 /// Where results go.
 pub(super) struct Output<'a> {
     out: &'a mut dyn Write,
-    colours: bool,
+    screen: Screen,
 }
 
 /// What a text says, for the colour.
@@ -70,8 +105,21 @@ pub(super) fn printable(text: &str) -> String {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn new(out: &'a mut dyn Write, colours: bool) -> Self {
-        Self { out, colours }
+    pub(super) fn new(out: &'a mut dyn Write, screen: Screen) -> Self {
+        Self { out, screen }
+    }
+
+    pub(super) fn has_colours(&self) -> bool {
+        self.screen.colours
+    }
+
+    /// What is shown next takes the place of what is shown: on a terminal the page is wiped, elsewhere a blank line follows.
+    pub(super) fn next_page(&mut self) -> Result<(), CliError> {
+        let start = match self.screen.width {
+            Some(_) => "\x1b[H\x1b[2J\x1b[3J",
+            None => "\n",
+        };
+        self.bytes(start.as_bytes())
     }
 
     pub(super) fn line(&mut self, text: &str) -> Result<(), CliError> {
@@ -98,17 +146,21 @@ impl<'a> Output<'a> {
         Ok(writeln!(self.out, "{text}")?)
     }
 
-    /// Aligned columns, two blanks apart. The last one is not filled up.
+    /// Aligned columns, two blanks apart. On a terminal the table fits its width: the last column goes on in more lines, others are
+    /// cut. The last one is not filled up.
     pub(super) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
         rows: &[[Cell; N]],
     ) -> Result<(), CliError> {
-        let mut widths = header.map(|name| name.chars().count());
+        let mut widths = header.map(length);
         for row in rows {
             for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(cell.text.chars().count());
+                *width = (*width).max(length(&cell.text));
             }
+        }
+        if let Some(columns) = self.screen.width {
+            fit(&mut widths, columns);
         }
         self.row(&header.map(Cell::from), &widths)?;
         for row in rows {
@@ -119,50 +171,185 @@ impl<'a> Output<'a> {
 
     fn row(&mut self, cells: &[Cell], widths: &[usize]) -> Result<(), CliError> {
         let mut line = String::new();
+        let mut rest = Vec::new();
         for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
             if index > 0 {
                 line.push_str("  ");
             }
-            let fill = width - cell.text.chars().count();
-            if self.colours && cell.tone != Tone::Plain {
-                line.push_str(cell.tone.code());
-                line.push_str(&cell.text);
-                line.push_str("\x1b[0m");
-            } else {
-                line.push_str(&cell.text);
+            let mut text = cell.text.clone();
+            if length(&text) > *width {
+                if index + 1 == cells.len() {
+                    rest = wrapped(&text, *width);
+                    text = rest.remove(0);
+                } else {
+                    text = text.chars().take(width - 1).collect();
+                    text.push('…');
+                }
             }
+            let fill = width.saturating_sub(length(&text));
+            line.push_str(&self.toned(&text, cell.tone));
             line.extend(std::iter::repeat_n(' ', fill));
         }
-        Ok(writeln!(self.out, "{}", line.trim_end())?)
+        writeln!(self.out, "{}", line.trim_end())?;
+        let before: usize = widths[..widths.len() - 1]
+            .iter()
+            .map(|width| width + 2)
+            .sum();
+        for text in rest {
+            let tone = cells.last().map_or(Tone::Plain, |cell| cell.tone);
+            writeln!(self.out, "{:before$}{}", "", self.toned(&text, tone))?;
+        }
+        Ok(())
+    }
+
+    fn toned(&self, text: &str, tone: Tone) -> String {
+        if self.screen.colours && tone != Tone::Plain {
+            format!("{}{text}{RESET}", tone.code())
+        } else {
+            text.to_owned()
+        }
     }
 }
 
-/// A time as people say it: `350ms`, `12s`, `3m 12s`, `5h 3m`, `2d 4h`.
-pub(super) fn human(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let pair = |unit: u64, name: &str, part: u64, part_name: &str| {
-        format!(
-            "{}{name} {}{part_name}",
-            seconds / unit,
-            seconds % unit / part
-        )
+/// Ends a colour.
+const RESET: &str = "\x1b[0m";
+
+/// The least width of the last column, and of another one that is cut.
+const LEAST_LAST: usize = 20;
+const LEAST: usize = 9;
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Takes columns from a table until it is no wider than the terminal: first from the last column, then from the widest.
+fn fit(widths: &mut [usize], columns: usize) {
+    let Some(last) = widths.len().checked_sub(1) else {
+        return;
     };
-    match seconds {
-        0 => format!("{ms}ms"),
-        1..60 => format!("{seconds}s"),
-        60..3600 => pair(60, "m", 1, "s"),
-        3600..86400 => pair(3600, "h", 60, "m"),
-        _ => pair(86400, "d", 3600, "h"),
+    loop {
+        let total = widths.iter().sum::<usize>() + 2 * last;
+        let over = total.saturating_sub(columns);
+        if over == 0 {
+            return;
+        }
+        let spare = widths[last].saturating_sub(LEAST_LAST);
+        if spare > 0 {
+            widths[last] -= spare.min(over);
+            continue;
+        }
+        let widest = widths[..last].iter_mut().max();
+        match widest.filter(|width| **width > LEAST) {
+            Some(width) => *width -= 1,
+            // The terminal breaks what is left.
+            None => return,
+        }
     }
+}
+
+/// A text in lines of at most so many characters, cut at blanks where there are any.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        loop {
+            let blank = usize::from(!line.is_empty());
+            let room = width.saturating_sub(length(&line) + blank);
+            if word.len() <= room {
+                line.extend(std::iter::repeat_n(' ', blank).chain(word));
+                break;
+            }
+            if line.is_empty() {
+                line.extend(word.drain(..width));
+            }
+            lines.push(std::mem::take(&mut line));
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+/// `2026-11-21T15:04:05.678Z`.
+pub(super) fn timestamp(ms: u64) -> String {
+    let (days, in_day) = (ms / 86_400_000, ms % 86_400_000);
+    // Years that begin in March, in eras of 400 of them.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (year, month) = if month < 10 {
+        (year, month + 3)
+    } else {
+        (year + 1, month - 9)
+    };
+    let year = era * 400 + year;
+    let (seconds, millis) = (in_day / 1000, in_day % 1000);
+    format!(
+        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}.{millis:03}Z",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
+/// How long whoever reads a line may take until there is room for it.
+const ROOM: Duration = Duration::from_millis(200);
+
+/// Writes a line if there is room for it: whoever waits for the end of this command does not wait for its reader.
+pub(super) fn write_if_read(fd: BorrowedFd<'_>, line: &[u8]) {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let limit = Timespec::try_from(ROOM).ok();
+    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
+    // A pipe with room has a page at least, which is more than a line.
+    if rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
+        rustix::io::write(fd, line).ok();
+    }
+}
+
+/// The colours of ranks, one after the other.
+const RANK_COLOURS: [&str; 6] = [
+    "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[96m",
+];
+
+/// What stands before a line of a rank, in the colour of the rank; what the rank wrote to standard error in red.
+pub(super) fn coloured(prefix: &[u8], rank: u32, stream: Stdio) -> Vec<u8> {
+    let colour = match stream {
+        Stdio::Stdout => RANK_COLOURS[rank as usize % RANK_COLOURS.len()],
+        Stdio::Stderr => Tone::Bad.code(),
+    };
+    [colour.as_bytes(), prefix, RESET.as_bytes()].concat()
+}
+
+/// A message of a failure, in red.
+pub(super) fn failure(text: &str, screen: Screen) -> String {
+    if screen.message_colours {
+        format!("{}{text}{RESET}", Tone::Bad.code())
+    } else {
+        text.to_owned()
+    }
+}
+
+/// An age: whole seconds, if it has any.
+pub(super) fn human(ms: u64) -> Span {
+    let part = if ms < 1000 { 0 } else { ms % 1000 };
+    Span(Duration::from_millis(ms - part))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn table(colours: bool) -> String {
+    fn shown<const N: usize>(screen: Screen, header: [&str; N], rows: &[[Cell; N]]) -> String {
         let mut bytes = Vec::new();
-        let mut output = Output::new(&mut bytes, colours);
+        let mut output = Output::new(&mut bytes, screen);
+        output.table(header, rows).unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn table(colours: bool) -> String {
         let rows = [
             [
                 Cell::from("a"),
@@ -175,8 +362,52 @@ mod tests {
                 Cell::from(""),
             ],
         ];
-        output.table(["NODE", "STATE", "N"], &rows).unwrap();
-        String::from_utf8(bytes).unwrap()
+        let screen = Screen {
+            colours,
+            ..Screen::default()
+        };
+        shown(screen, ["NODE", "STATE", "N"], &rows)
+    }
+
+    #[test]
+    fn a_table_fits_the_terminal() {
+        let why = "rank 1 on box ended with signal 9 (SIGKILL), and nobodyknowswhythathappened";
+        let rows = [
+            ["job-1234", "a-name-that-is-much-too-long", why].map(Cell::from),
+            ["job-5678", "short", ""].map(Cell::from),
+        ];
+        let header = ["JOB", "NAME", "REASON"];
+        let at = |width| {
+            let screen = Screen {
+                width: Some(width),
+                ..Screen::default()
+            };
+            shown(screen, header, &rows)
+        };
+        assert_eq!(
+            at(50),
+            "\
+JOB       NAME                REASON
+job-1234  a-name-that-is-mu…  rank 1 on box ended
+                              with signal 9
+                              (SIGKILL), and
+                              nobodyknowswhythatha
+                              ppened
+job-5678  short
+"
+        );
+        assert_eq!(at(200), shown(Screen::default(), header, &rows));
+        for width in 0..120 {
+            // It ends, whatever there is room for.
+            at(width);
+        }
+    }
+
+    #[test]
+    fn ranks_and_their_errors_have_colours() {
+        assert_eq!(coloured(b"[7]", 7, Stdio::Stdout), b"\x1b[33m[7]\x1b[0m");
+        assert_eq!(coloured(b"[7]", 7, Stdio::Stderr), b"\x1b[31m[7]\x1b[0m");
+        assert_eq!(failure("no", Screen::default()), "no");
     }
 
     #[test]
@@ -204,18 +435,22 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_in_two_units_at_most() {
+    fn ages_are_told_in_whole_seconds() {
+        for (ms, text) in [(999, "999ms"), (59_999, "59s"), (192_999, "3m 12s")] {
+            assert_eq!(human(ms).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
         for (ms, text) in [
-            (0, "0ms"),
-            (999, "999ms"),
-            (1000, "1s"),
-            (59_999, "59s"),
-            (192_000, "3m 12s"),
-            (3_600_000, "1h 0m"),
-            (18_180_000, "5h 3m"),
-            (187_200_000, "2d 4h"),
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (951_868_799_999, "2000-02-29T23:59:59.999Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+            (1_735_689_599_001, "2024-12-31T23:59:59.001Z"),
         ] {
-            assert_eq!(human(ms), text);
+            assert_eq!(timestamp(ms), text);
         }
     }
 }

@@ -1,41 +1,67 @@
 //! `kolo status` and `kolo jobs`.
 
 use std::collections::BTreeSet;
+use std::time::SystemTime;
 
 use kolo_transport::wire::{ClusterInfo, JobInfo, JobState, NodeInfo, WorkerState};
 
-use super::args::{Connect, Format, Jobs};
+use super::args::{Connect, Format, Jobs, Status, Watch};
 use super::client::Client;
 use super::error::CliError;
-use super::output::{Cell, Output, Tone, human};
+use super::ids::Short;
+use super::output::{Cell, Output, Tone, human, timestamp};
 use crate::http::dto;
 
+/// Shows something once, or again and again until this process is ended.
+async fn shown(
+    watch: &Watch,
+    connect: &Connect,
+    out: &mut Output<'_>,
+    show: impl AsyncFn(&Client, &mut Output<'_>) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let client = Client::connect(&connect.config()).await?;
+    loop {
+        show(&client, out).await?;
+        let Some(every) = watch.every else {
+            break;
+        };
+        out.flush()?;
+        tokio::time::sleep(every).await;
+        // It waits in the buffer until the next page is there.
+        out.next_page()?;
+    }
+    client.close().await;
+    Ok(())
+}
+
 pub(super) async fn status(
+    options: &Status,
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
-    let client = Client::connect(&connect.config()).await?;
-    let cluster = client.cluster().await?;
-    let address = client.address();
-    client.close().await;
-    if format == Format::Json {
-        return out.json(&dto::Cluster::from(&cluster));
-    }
-    out.line(&format!(
-        "{}: head {} at {address}, up {}, {}",
-        cluster.cluster,
-        cluster.version,
-        human(cluster.uptime_ms),
-        count(cluster.running_jobs as usize, "running job"),
-    ))?;
-    if cluster.nodes.is_empty() {
-        out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT`")?;
-    } else {
-        out.line("")?;
-        nodes(&cluster, out)?;
-    }
-    super::trust::show(&cluster.revoked, out)
+    shown(&options.watch, connect, out, async |client, out| {
+        let cluster = client.cluster().await?;
+        if format == Format::Json {
+            return out.json(&dto::Cluster::from(&cluster));
+        }
+        out.line(&format!(
+            "{}: head {} at {}, up {}, {}",
+            cluster.cluster,
+            cluster.version,
+            client.address(),
+            human(cluster.uptime_ms),
+            count(cluster.running_jobs as usize, "running job"),
+        ))?;
+        if cluster.nodes.is_empty() {
+            out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT`")?;
+        } else {
+            out.line("")?;
+            nodes(&cluster, out)?;
+        }
+        super::trust::show(&cluster.revoked, out)
+    })
+    .await
 }
 
 fn count(number: usize, what: &str) -> String {
@@ -44,23 +70,15 @@ fn count(number: usize, what: &str) -> String {
 }
 
 fn nodes(cluster: &ClusterInfo, out: &mut Output<'_>) -> Result<(), CliError> {
-    let rows: Vec<[Cell; 8]> = cluster.nodes.iter().map(node).collect();
-    out.table(
-        [
-            "NODE",
-            "HOSTNAME",
-            "ADDRESS",
-            "STATE",
-            "CPUS FREE",
-            "GPUS FREE",
-            "JOBS",
-            "OTHER FREE",
-        ],
-        &rows,
-    )
+    let ids = Short::of(cluster.nodes.iter().map(|node| node.node.to_string()));
+    let rows: Vec<[Cell; 8]> = cluster.nodes.iter().map(|info| node(info, ids)).collect();
+    let header = [
+        "NODE", "HOSTNAME", "ADDRESS", "STATE", "CPUS", "GPUS", "JOBS", "OTHER",
+    ];
+    out.table(header, &rows)
 }
 
-fn node(node: &NodeInfo) -> [Cell; 8] {
+fn node(node: &NodeInfo, ids: Short) -> [Cell; 8] {
     let state = if node.alive && node.draining {
         Cell::toned("draining", Tone::Changing)
     } else if node.alive {
@@ -78,7 +96,7 @@ fn node(node: &NodeInfo) -> [Cell; 8] {
         })
         .collect();
     [
-        node.node.to_string().into(),
+        ids.show(node.node).into(),
         node.hostname.as_str().into(),
         node.address.to_string().into(),
         state,
@@ -95,33 +113,63 @@ pub(super) async fn jobs(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
-    let client = Client::connect(&connect.config()).await?;
-    if let Some(text) = &options.job {
-        // Lists leave out what would make them long.
-        let job = client.find(text).await?.job;
-        let job = client.job(job).await?;
-        client.close().await;
-        return match format {
-            Format::Json => out.json(&dto::Job::from(&job)),
-            Format::Table => workers(&job, out),
-        };
-    }
-    let jobs = client.jobs().await?;
-    client.close().await;
-    match format {
-        Format::Json => {
-            let jobs: Vec<dto::Job> = jobs.iter().map(Into::into).collect();
-            out.json(&jobs)
+    shown(&options.watch, connect, out, async |client, out| {
+        if let Some(text) = &options.job {
+            // Lists leave out what would make them long.
+            let job = client.find(text).await?.job;
+            let job = client.job(job).await?;
+            return match format {
+                Format::Json => out.json(&dto::Job::from(&job)),
+                Format::Table => workers(&job, out),
+            };
         }
-        Format::Table if jobs.is_empty() => out.line("there are no jobs"),
-        Format::Table => {
-            let rows: Vec<[Cell; 7]> = jobs.iter().map(job).collect();
-            out.table(
-                ["JOB", "NAME", "STATE", "READY", "NODES", "AGE", "REASON"],
-                &rows,
-            )
+        let jobs = client.jobs().await?;
+        match format {
+            Format::Json => {
+                let jobs: Vec<dto::Job> = jobs.iter().map(Into::into).collect();
+                out.json(&jobs)
+            }
+            Format::Table if jobs.is_empty() => out.line("there are no jobs"),
+            Format::Table => list(&jobs, out),
         }
-    }
+    })
+    .await
+}
+
+/// The columns of a list of jobs. A new one is a line here and in [`job`].
+const COLUMNS: [&str; 9] = [
+    "JOB",
+    "NAME",
+    "STATE",
+    "READY",
+    "OWNER",
+    "SUBMITTED",
+    "AGE",
+    "ENDED",
+    "REASON",
+];
+
+fn list(jobs: &[JobInfo], out: &mut Output<'_>) -> Result<(), CliError> {
+    let ids = Short::of(jobs.iter().map(|job| job.job.to_string()));
+    let owners = Short::of(jobs.iter().map(|job| job.owner.to_string()));
+    let now = now_ms();
+    let rows: Vec<[Cell; COLUMNS.len()]> = jobs
+        .iter()
+        .map(|info| job(info, ids, owners, now))
+        .collect();
+    out.table(COLUMNS, &rows)
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// When a job was submitted: `2026-11-21T15:04:05.678Z`.
+fn submitted(job: &JobInfo, now_ms: u64) -> String {
+    let ago = job.age_ms.saturating_add(job.ended_ms.unwrap_or(0));
+    timestamp(now_ms.saturating_sub(ago))
 }
 
 fn state(state: JobState) -> Cell {
@@ -138,14 +186,19 @@ fn state(state: JobState) -> Cell {
     Cell::toned(state.to_string(), tone)
 }
 
-fn job(job: &JobInfo) -> [Cell; 7] {
+fn job(job: &JobInfo, ids: Short, owners: Short, now_ms: u64) -> [Cell; COLUMNS.len()] {
     [
-        job.job.to_string().into(),
+        ids.show(job.job).into(),
         job.name.as_str().into(),
         state(job.state),
-        ready(job).into(),
-        placed_on(job).to_string().into(),
-        human(job.age_ms).into(),
+        format!("{} on {}", ready(job), placed_on(job)).into(),
+        owners.show(job.owner).into(),
+        // Month, day, hours and minutes.
+        submitted(job, now_ms)[5..16].replace('T', " ").into(),
+        human(job.age_ms).to_string().into(),
+        job.ended_ms
+            .map_or_else(String::new, |ms| format!("{} ago", human(ms)))
+            .into(),
         job.reason.clone().unwrap_or_default().into(),
     ]
 }
@@ -172,19 +225,20 @@ fn placed_on(job: &JobInfo) -> usize {
 fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
     // The head stops the clock of a job that has ended.
     let age = human(job.age_ms);
-    let age = if job.state.is_final() {
-        format!("lasted {age}, submitted by")
-    } else {
-        format!("submitted {age} ago by")
+    let age = match job.ended_ms {
+        Some(ended) => format!("lasted {age}, ended {} ago", human(ended)),
+        None if job.state.is_final() => format!("lasted {age}"),
+        None => format!("runs for {age}"),
     };
     out.line(&format!(
-        "{} ({}): {}, generation {}, {} on {}, {age} {}",
+        "{} ({}): {}, generation {}, {} on {}, {age}; submitted at {} by {}",
         job.job,
         job.name,
         job.state,
         job.generation,
         count(job.workers.len(), "worker"),
         count(placed_on(job), "node"),
+        submitted(job, now_ms()),
         job.owner,
     ))?;
     if let Some(reason) = &job.reason {
@@ -200,10 +254,11 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
             out.line(&format!("  decision: {}", membership.decision))?;
         }
         for host in &membership.left_out {
-            let seconds = host.for_ms.div_ceil(1000);
             out.line(&format!(
-                "  left out for {seconds} s: {}: {}",
-                host.hostname, host.why
+                "  left out for {}: {}: {}",
+                human(host.for_ms.next_multiple_of(1000)),
+                host.hostname,
+                host.why
             ))?;
         }
     }
@@ -224,6 +279,7 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
         return Ok(());
     }
     out.line("")?;
+    let ids = Short::of(job.nodes.iter().map(|node| node.node.to_string()));
     let rows: Vec<[Cell; 8]> = job
         .workers
         .iter()
@@ -241,7 +297,7 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
                 member.rank.to_string().into(),
                 format!("{}/{}", member.local_rank, member.local_size).into(),
                 format!("{}/{}", member.cross_rank, member.cross_size).into(),
-                member.node.to_string().into(),
+                ids.show(member.node).into(),
                 member.hostname.as_str().into(),
                 worker.pid.to_string().into(),
                 Cell::toned(worker.state.to_string(), tone),

@@ -1,6 +1,7 @@
 //! `kolo stop`.
 
 use kolo_transport::RequestError;
+use kolo_transport::wire::span::Span;
 
 use super::args::{Connect, Format, Stop};
 use super::client::Client;
@@ -26,9 +27,9 @@ pub(super) async fn run(
                     error: RequestError::Deadline { after },
                     ..
                 } => CliError::Local(format!(
-                    "{0} has not ended within {after:?}; it is being stopped all the same, and `kolo jobs {0}` shows what is left \
-                     of it",
-                    before.job
+                    "{0} has not ended within {1}; it is being stopped all the same, and `kolo jobs {0}` shows what is left of it",
+                    before.job,
+                    Span(after)
                 )),
                 other => other,
             })?;

@@ -6,12 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use kolo_transport::identity::Role;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{HeadReply, HeadRequest, RevokedMember, TokenEntry};
 use serde::Serialize;
 
-use super::args::{Connect, Format};
+use super::args::{Connect, Format, count, time_within};
 use super::client::Client;
 use super::error::CliError;
+use super::ids::pick;
 use super::output::{Cell, Output, Tone};
 use crate::private_file;
 
@@ -52,11 +54,11 @@ struct Create {
     /// Who joins with it
     #[arg(long, value_enum, default_value_t = JoinRole::Node)]
     role: JoinRole,
-    /// How long it is valid: a whole number and s, m, h or d
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = duration)]
+    /// How long it is valid, up to 366d
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
     ttl: Duration,
     /// How often it may be used [default: any number of times]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = count)]
     uses: Option<u32>,
     /// Drivers that join with it may make tokens and revoke members, as the operator on the head's machine may
     #[arg(long)]
@@ -68,7 +70,7 @@ struct Create {
 
 #[derive(Debug, ClapArgs)]
 struct RevokeToken {
-    /// Its id, as `kolo token list` shows it
+    /// Its id, as `kolo token list` shows it, or a start of it
     #[arg(value_name = "TOKEN_ID")]
     id: String,
 }
@@ -86,25 +88,10 @@ pub(super) struct Revoke {
     undo: bool,
 }
 
-/// Reads `90s`, `10m`, `24h` or `7d`.
-pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match &text[digits.len()..] {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86400,
-        _ => 0,
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(factor))
-        .filter(|seconds| (1..=366 * 86400).contains(seconds))
-        .map(Duration::from_secs)
-        .ok_or_else(|| {
-            format!("`{text}` is not a duration; expected a whole number and s, m, h or d, up to 366d, like 90s or 1h")
-        })
+/// How long a token may live.
+fn life(text: &str) -> Result<Duration, String> {
+    let (least, most) = (Duration::from_secs(1), Duration::from_secs(366 * 86400));
+    time_within(text, least, most)
 }
 
 #[derive(Serialize)]
@@ -150,25 +137,35 @@ pub(super) async fn token(
         },
         TokenCommand::List => HeadRequest::Tokens,
         TokenCommand::Revoke(revoke) => HeadRequest::RevokeToken {
-            id: revoke.id.clone(),
+            id: token_id(&client, &revoke.id).await?,
         },
     };
     let reply = client.request(&request, ANSWER).await?;
     client.close().await;
-    match (&options.command, reply) {
-        (TokenCommand::Create(create), HeadReply::Token { entry, token }) => {
+    match (&options.command, request, reply) {
+        (TokenCommand::Create(create), _, HeadReply::Token { entry, token }) => {
             created(create, &entry, &token.0, format, out)
         }
-        (TokenCommand::List, HeadReply::Tokens(tokens)) => list(&tokens, format, out),
-        (TokenCommand::Revoke(revoke), HeadReply::Done) => match format {
-            Format::Json => out.json(&serde_json::json!({ "revoked": revoke.id })),
+        (TokenCommand::List, _, HeadReply::Tokens(tokens)) => list(&tokens, format, out),
+        (TokenCommand::Revoke(_), HeadRequest::RevokeToken { id }, HeadReply::Done) => match format
+        {
+            Format::Json => out.json(&serde_json::json!({ "revoked": id })),
             Format::Table => out.line(&format!(
-                "{} is revoked; those that have joined with it stay",
-                revoke.id
+                "{id} is revoked; those that have joined with it stay"
             )),
         },
         _ => Err(CliError::Answer("the head".to_owned())),
     }
+}
+
+/// The token that is meant: a whole id, or the start of one.
+async fn token_id(client: &Client, text: &str) -> Result<String, CliError> {
+    let HeadReply::Tokens(tokens) = client.request(&HeadRequest::Tokens, ANSWER).await? else {
+        return Err(CliError::Answer("the head".to_owned()));
+    };
+    let ids = tokens.into_iter().map(|entry| entry.id);
+    let found = pick("token", text, ids, "kolo token list")?;
+    Ok(found.unwrap_or_else(|| text.to_owned()))
 }
 
 fn created(
@@ -209,18 +206,8 @@ fn now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// A time span as people say it.
-fn span(seconds: u64) -> String {
-    match seconds {
-        0..=119 => format!("{seconds}s"),
-        120..=7199 => format!("{}m", seconds / 60),
-        7200..=172_799 => format!("{}h", seconds / 3600),
-        _ => format!("{}d", seconds / 86400),
-    }
-}
-
-fn left(until: u64, now: u64) -> String {
-    span(until.saturating_sub(now))
+fn left(until: u64, now: u64) -> Span {
+    Span(Duration::from_secs(until.saturating_sub(now)))
 }
 
 fn list(tokens: &[TokenEntry], format: Format, out: &mut Output<'_>) -> Result<(), CliError> {
@@ -248,7 +235,7 @@ fn row(entry: &TokenEntry, now: u64) -> [Cell; 4] {
     let ends = if entry.expires_unix <= now {
         Cell::toned("ended", Tone::Faint)
     } else {
-        left(entry.expires_unix, now).into()
+        left(entry.expires_unix, now).to_string().into()
     };
     let uses = match entry.uses_left {
         None => "any".into(),
@@ -340,7 +327,7 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
     };
     let whole = role.to_string().len() + 1 + 16;
     let cluster = client.cluster().await?;
-    let mut known: BTreeSet<String> = if options.undo {
+    let known: BTreeSet<String> = if options.undo {
         names(&cluster.revoked)
     } else {
         let mut known: BTreeSet<String> = cluster
@@ -359,24 +346,19 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
             seen: known.contains(text) || names(&cluster.revoked).contains(text),
         });
     }
-    known.retain(|name| name.starts_with(text));
-    let mut known = known.into_iter();
-    match (known.next(), known.next()) {
-        (Some(one), None) => Ok(Found {
+    let list = if role == Role::Node {
+        "kolo status"
+    } else {
+        "kolo jobs"
+    };
+    match pick(&role.to_string(), text, known, list)? {
+        Some(name) => Ok(Found {
             role,
-            name: one,
+            name,
             seen: true,
         }),
-        (None, _) => Err(CliError::Usage(format!(
+        None => Err(CliError::Usage(format!(
             "the head has seen no {role} whose id begins with `{text}`; give the whole id"
-        ))),
-        (Some(one), Some(other)) => Err(CliError::Usage(format!(
-            "`{text}` is ambiguous: there are {one}, {other}{}",
-            if known.next().is_some() {
-                " and more"
-            } else {
-                ""
-            }
         ))),
     }
 }
@@ -396,52 +378,11 @@ pub(super) fn show(revoked: &[RevokedMember], out: &mut Output<'_>) -> Result<()
         .map(|member| {
             [
                 Cell::toned(member.name.as_str(), Tone::Bad),
-                format!("{} ago", span(now.saturating_sub(member.since_unix))).into(),
+                format!("{} ago", left(now, member.since_unix)).into(),
                 member.reason.as_str().into(),
             ]
         })
         .collect();
     out.line("")?;
     out.table(["REVOKED", "SINCE", "REASON"], &rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lives_of_tokens_have_a_unit_and_an_end() {
-        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("7d"), Ok(Duration::from_secs(7 * 86400)));
-        for bad in [
-            "",
-            "1",
-            "h",
-            "0s",
-            "-1h",
-            "1.5h",
-            "1w",
-            "367d",
-            "99999999999999999999s",
-            "1ä",
-        ] {
-            assert!(
-                duration(bad).unwrap_err().contains("like 90s or 1h"),
-                "{bad}"
-            );
-        }
-    }
-
-    #[test]
-    fn spans_are_told_in_the_unit_that_fits() {
-        for (seconds, text) in [
-            (0, "0s"),
-            (119, "119s"),
-            (120, "2m"),
-            (7200, "2h"),
-            (200_000, "2d"),
-        ] {
-            assert_eq!(span(seconds), text);
-        }
-    }
 }

@@ -11,12 +11,12 @@ use kolo_transport::{JoinToken, RandomId as _};
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
-use super::args::{Connect, Format, seconds};
+use super::args::{Connect, Format, time};
 use super::client::{Client, ClientConfig};
 use super::error::CliError;
 use super::host_args::{HostArgs, SshArgs};
 use super::output::{Cell, Output, Tone};
-use super::progress::Progress;
+use super::progress::{self, Progress};
 use super::up_head::{Folder, LAUNCH_PREFIX, heads_dir, listen, start_head, stop_head, sweep};
 use super::up_record::Pending;
 use crate::hosts::HostSlots;
@@ -51,8 +51,8 @@ pub(super) struct Up {
     /// HOST:PORT by which all hosts reach the head [default: what works, of the addresses that are known]
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) head_address: Option<String>,
-    /// Seconds that a node lives when nothing is heard from this command any more, as when the network is cut
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    /// How long a node lives when nothing is heard from this command any more, as when the network is cut
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = time)]
     pub(super) lease: Duration,
     /// How many hosts are brought up at the same time
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -257,10 +257,10 @@ async fn bring_up<A: NodeAuthority>(
     access: &HeadAccess<A>,
     signals: &mut Ends,
 ) -> Result<BroughtUp, NotUp> {
-    let mut progress = Progress::new(hosts, options.quiet);
+    let mut shown = Progress::new(hosts, options.quiet);
     let mut started: Vec<HostSlots> = Vec::new();
     let bringing = bring_up_with(hosts, ssh, access, |event| {
-        progress.on(&event);
+        shown.on(&event);
         if let HostEvent::Stage {
             host,
             stage: Stage::Starting,
@@ -271,15 +271,19 @@ async fn bring_up<A: NodeAuthority>(
     });
     // Dropping it ends what was started, but for detached nodes that are up.
     let name = tokio::select! {
-        up = bringing => return up.map_err(|error| {
-            let left = match &error {
-                UpError::Hosts { left, .. } => left.clone(),
-                _ => Vec::new(),
-            };
-            NotUp { error: error.into(), left }
-        }),
+        up = bringing => {
+            progress::end();
+            return up.map_err(|error| {
+                let left = match &error {
+                    UpError::Hosts { left, .. } => left.clone(),
+                    _ => Vec::new(),
+                };
+                NotUp { error: error.into(), left }
+            });
+        }
         signal = signals.next() => signals::name(signal),
     };
+    progress::end();
     if !ssh.detach || started.is_empty() {
         let text = format!("given up by {name}; what was started ends by itself");
         return Err(NotUp::nothing_left(CliError::Hosts(text)));

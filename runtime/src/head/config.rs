@@ -8,6 +8,7 @@ use std::time::Duration;
 use kolo_core::head::job::JobConfig;
 use kolo_transport::TransportRuntime;
 use kolo_transport::authority::DEFAULT_VALIDITY;
+use kolo_transport::wire::span::Span;
 
 use super::error::HeadError;
 use crate::http::BearerSecret;
@@ -46,7 +47,7 @@ pub struct HeadConfig {
     /// How long a peer may take to send a request once it has begun. Default: 5 s.
     pub read_timeout: Duration,
     /// How long certificates of nodes, drivers and the head itself are valid; they are renewed at two thirds of it.
-    /// Default: 90 days. From 2 s to 365 days. A driver that is away for longer must log in again.
+    /// Default: 90 days. From 2s to 365d. A driver that is away for longer must log in again.
     pub certificate_life: Duration,
     /// How long certificates of workers are valid, within the same limits; they are renewed, too. Default: one day.
     pub worker_certificate_life: Duration,
@@ -93,15 +94,15 @@ impl HeadConfig {
         if !LEASES.contains(&self.lease) {
             return Err(HeadError::Config {
                 field: "lease",
-                given: format!("{:?}", self.lease),
-                allowed: "50 ms to 1 h".to_owned(),
+                given: Span(self.lease).to_string(),
+                allowed: "50ms to 1h".to_owned(),
             });
         }
         if self.heartbeat < Duration::from_millis(10) || self.heartbeat > self.lease / 4 {
             return Err(HeadError::Config {
                 field: "heartbeat",
-                given: format!("{:?}", self.heartbeat),
-                allowed: format!("10 ms to a quarter of the lease, {:?}", self.lease / 4),
+                given: Span(self.heartbeat).to_string(),
+                allowed: format!("10ms to a quarter of the lease, {}", Span(self.lease / 4)),
             });
         }
         // Members are forgotten when no certificate of theirs can be valid any more: see `Members`.
@@ -113,8 +114,8 @@ impl HeadConfig {
             if !lives.contains(&life) {
                 return Err(HeadError::Config {
                     field,
-                    given: format!("{life:?}"),
-                    allowed: "2 s to 365 days".to_owned(),
+                    given: Span(life).to_string(),
+                    allowed: "2s to 365d".to_owned(),
                 });
             }
         }

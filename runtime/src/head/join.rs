@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, NodeId};
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{JoinReply, JoinRequest, Refusal, RefusalKind};
 use kolo_transport::{IdentityError, JoinHandler, RandomId as _, TokenError, TokenId};
 
@@ -83,9 +84,9 @@ impl JoinHandler for Joins {
             return JoinReply::Refused(Refusal::new(
                 RefusalKind::Busy,
                 format!(
-                    "too many attempts to join from {}; try again in {:.1} s",
+                    "too many attempts to join from {}; try again in {}",
                     peer.ip(),
-                    again_in.as_secs_f64()
+                    Span(again_in)
                 ),
             ));
         }

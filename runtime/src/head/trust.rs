@@ -15,6 +15,7 @@ use std::time::Duration;
 use kolo_transport::identity::{HEAD_NAME, Identity, Role};
 use kolo_transport::ids::{DriverId, NodeId};
 use kolo_transport::renewal::keep_renewed;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     HeadReply, HeadRequest, NodeReply, NodeRequest, Refusal, RefusalKind, RevocationList,
     RevokedMember, SecretText, TokenEntry,
@@ -316,9 +317,9 @@ impl Trust {
         }
         if ttl.is_zero() || ttl > LONGEST_TTL {
             return invalid(format!(
-                "the token would be valid for {} s; allowed are 1 s to {} days",
-                ttl.as_secs(),
-                LONGEST_TTL.as_secs() / 86400
+                "the token would be valid for {}; allowed are 1s to {}",
+                Span(ttl),
+                Span(LONGEST_TTL)
             ));
         }
         if uses == Some(0) {

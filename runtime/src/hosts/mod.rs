@@ -8,15 +8,12 @@
 //! is compared by whoever reaches them: see [`ssh`](crate::ssh).
 //!
 //! ```
-//! use kolo_runtime::hosts::{parse_hostfile, parse_hosts};
+//! use kolo_runtime::hosts::parse_hosts;
 //!
 //! let hosts = parse_hosts("a:4,root@b.example:2,[fd00::2]:1")?;
 //! assert_eq!(hosts[1].host, "b.example");
 //! assert_eq!(hosts[1].user.as_deref(), Some("root"));
 //! assert_eq!(hosts.iter().map(|host| host.slots).sum::<u32>(), 7);
-//!
-//! let same = parse_hostfile("# the big ones\na slots=4\n\nroot@b.example slots=2\n[fd00::2] slots=1\n")?;
-//! assert_eq!(same, hosts);
 //! # Ok::<(), kolo_runtime::hosts::HostsError>(())
 //! ```
 
@@ -183,6 +180,16 @@ pub enum HostsError {
     TooMany,
 }
 
+impl HostsError {
+    fn syntax(place: Place, entry: &str, problem: String) -> Self {
+        Self::Syntax {
+            place,
+            entry: entry.to_owned(),
+            problem,
+        }
+    }
+}
+
 /// Reads `a:4,b:4`: hosts with their slots, in order. An IPv6 address stands in brackets, `USER@` may precede a host.
 ///
 /// # Errors
@@ -192,42 +199,11 @@ pub fn parse_hosts(text: &str) -> Result<Vec<HostSlots>, HostsError> {
     List::of("").hosts(text)
 }
 
-/// Like [`parse_hosts`], where the slots don't matter: `a,root@b,[fd00::2]:1`. A host without slots has one.
-///
-/// # Errors
-///
-/// [`HostsError`] with the number of the entry.
-pub fn parse_host_names(text: &str) -> Result<Vec<HostSlots>, HostsError> {
-    List::of("").names(text)
-}
-
-fn parse_entries(
-    mut hosts: List,
-    text: &str,
-    default: Option<&str>,
-) -> Result<Vec<HostSlots>, HostsError> {
-    if text.trim().is_empty() {
-        return Err(HostsError::Empty(Place::Entry(1)));
-    }
-    for (number, entry) in (1..).zip(text.split(',')) {
-        let entry = entry.trim();
-        let place = Place::Entry(number);
-        let wrong = |problem: String| HostsError::Syntax {
-            place,
-            entry: entry.to_owned(),
-            problem,
-        };
-        if entry.is_empty() {
-            return Err(wrong("is empty".to_owned()));
-        }
-        let host = parse_entry(entry, default).map_err(wrong)?;
-        hosts.add(place, host)?;
-    }
-    hosts.done()
-}
-
 /// `HOST:SLOTS`, or `HOST` if there is a usual number.
 fn parse_entry(entry: &str, default: Option<&str>) -> Result<HostSlots, String> {
+    if entry.is_empty() {
+        return Err("is empty".to_owned());
+    }
     // In `[::1]` and in `::1` the last colon is none before slots.
     let (host, slots) = entry
         .rsplit_once(':')
@@ -237,55 +213,35 @@ fn parse_entry(entry: &str, default: Option<&str>) -> Result<HostSlots, String> 
     parse_host(host, slots)
 }
 
-/// Reads a hostfile: `HOST slots=N` on each line, as Horovod and Open MPI write it. Blank lines are skipped, and what
-/// follows a `#`.
-///
-/// # Errors
-///
-/// [`HostsError`] with the number of the line, or of both lines for a duplicate.
-pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostsError> {
-    List::of("").file(text)
+/// `HOST slots=N`.
+fn parse_line(entry: &str) -> Result<HostSlots, String> {
+    let (host, rest) = entry
+        .split_once(char::is_whitespace)
+        .ok_or("has no `slots=N`")?;
+    let (key, value) = rest.split_once('=').ok_or("has no `slots=N`")?;
+    if key.trim() != "slots" {
+        return Err(format!(
+            "has the key `{}`, which is not known; `slots` is the only one",
+            key.trim().escape_debug()
+        ));
+    }
+    let value = value.trim();
+    if let Some((_, more)) = value.split_once(char::is_whitespace) {
+        return Err(format!(
+            "goes on with `{}` after its slots",
+            more.trim().escape_debug()
+        ));
+    }
+    parse_host(host, value)
 }
 
-fn parse_lines(mut hosts: List, text: &str) -> Result<Vec<HostSlots>, HostsError> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    for (number, line) in (1..).zip(text.lines()) {
-        let entry = line.split('#').next().unwrap_or_default().trim();
-        if entry.is_empty() {
-            continue;
-        }
-        let place = Place::Line(number);
-        let wrong = |problem: String| HostsError::Syntax {
-            place,
-            entry: entry.to_owned(),
-            problem,
-        };
-        let (host, rest) = entry
-            .split_once(char::is_whitespace)
-            .ok_or_else(|| wrong("has no `slots=N`".to_owned()))?;
-        let (key, value) = rest
-            .split_once('=')
-            .ok_or_else(|| wrong("has no `slots=N`".to_owned()))?;
-        if key.trim() != "slots" {
-            return Err(wrong(format!(
-                "has the key `{}`, which is not known; `slots` is the only one",
-                key.trim().escape_debug()
-            )));
-        }
-        let value = value.trim();
-        if let Some((_, more)) = value.split_once(char::is_whitespace) {
-            return Err(wrong(format!(
-                "goes on with `{}` after its slots",
-                more.trim().escape_debug()
-            )));
-        }
-        let host = parse_host(host, value).map_err(wrong)?;
-        hosts.add(place, host)?;
-    }
-    if hosts.hosts.is_empty() {
-        return Err(HostsError::Empty(Place::Line(1)));
-    }
-    hosts.done()
+/// The lines that say something, with their numbers; what follows a `#` says nothing.
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(text.lines());
+    let lines = lines.map(|(number, line)| (number, line.split('#').next().unwrap_or_default()));
+    lines
+        .map(|(number, line)| (number, line.trim()))
+        .filter(|(_, line)| !line.is_empty())
 }
 
 /// A list of hosts that is being read.
@@ -308,64 +264,77 @@ impl List {
 
     /// See [`parse_hosts`].
     pub(crate) fn hosts(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
-        parse_entries(self, text, None)
+        self.entries(text, None)
     }
 
-    /// See [`parse_host_names`].
+    /// As [`parse_hosts`], where the slots don't matter: `a,root@b,[fd00::2]:1`. A host without slots has one.
     pub(crate) fn names(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
-        parse_entries(self, text, Some("1"))
+        self.entries(text, Some("1"))
     }
 
-    /// See [`parse_hostfile`].
+    fn entries(self, text: &str, default: Option<&str>) -> Result<Vec<HostSlots>, HostsError> {
+        if text.trim().is_empty() {
+            return Err(HostsError::Empty(Place::Entry(1)));
+        }
+        let entries = (1..).zip(text.split(',').map(str::trim));
+        self.read(Place::Entry, entries, |entry| parse_entry(entry, default))?
+            .done()
+    }
+
+    /// A hostfile: `HOST slots=N` on each line, as Horovod and Open MPI write it. Blank lines are skipped, and what follows a `#`.
     pub(crate) fn file(self, text: &str) -> Result<Vec<HostSlots>, HostsError> {
-        parse_lines(self, text)
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let list = self.read(Place::Line, lines(text), parse_line)?;
+        if list.hosts.is_empty() {
+            return Err(HostsError::Empty(Place::Line(1)));
+        }
+        list.done()
     }
 
     /// What a discovery script prints, as Horovod has it: `HOST` or `HOST:SLOTS` on each line. There may be none at the moment.
     pub(crate) fn discovered(
-        mut self,
+        self,
         text: &str,
         slots: Option<u32>,
     ) -> Result<Vec<HostSlots>, HostsError> {
         let slots = slots.map(|slots| slots.to_string());
-        for (number, line) in (1..).zip(text.lines()) {
-            let entry = line.split('#').next().unwrap_or_default().trim();
-            if entry.is_empty() {
-                continue;
-            }
-            let place = Place::Output(number);
-            let host = parse_entry(entry, slots.as_deref());
-            let host = host.map_err(|problem| HostsError::Syntax {
-                place,
-                entry: entry.to_owned(),
-                problem,
-            })?;
-            self.add(place, host)?;
-        }
-        Ok(self.hosts)
+        let parse = |entry: &str| parse_entry(entry, slots.as_deref());
+        Ok(self.read(Place::Output, lines(text), parse)?.hosts)
     }
 
     /// `a,b,a,c`: the host of every rank, in rank order, each by the name that it has first.
     pub(crate) fn ranks(mut self, text: &str) -> Result<Vec<String>, HostsError> {
         (1..)
-            .zip(text.split(','))
+            .zip(text.split(',').map(str::trim))
             .map(|(number, entry)| {
                 let place = Place::Rank(number);
-                let entry = entry.trim();
                 let host = if entry.is_empty() {
                     Err("is empty".to_owned())
                 } else {
                     parse_host(entry, "1")
                 };
-                let host = host.map_err(|problem| HostsError::Syntax {
-                    place,
-                    entry: entry.to_owned(),
-                    problem,
-                })?;
+                let host = host.map_err(|problem| HostsError::syntax(place, entry, problem))?;
                 let named = self.places.entry(host.machine(&self.own));
                 Ok(named.or_insert((host.host, place)).0.clone())
             })
             .collect()
+    }
+
+    fn read<'a>(
+        mut self,
+        place: fn(usize) -> Place,
+        entries: impl Iterator<Item = (usize, &'a str)>,
+        parse: impl Fn(&str) -> Result<HostSlots, String>,
+    ) -> Result<Self, HostsError> {
+        for (number, entry) in entries {
+            let place = place(number);
+            let host = parse(entry);
+            self.add(
+                place,
+                host.map_err(|problem| HostsError::syntax(place, entry, problem))?,
+            )?;
+        }
+        Ok(self)
     }
 
     fn done(self) -> Result<Vec<HostSlots>, HostsError> {

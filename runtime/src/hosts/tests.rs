@@ -7,6 +7,14 @@ fn host(user: Option<&str>, host: &str, slots: u32) -> HostSlots {
     }
 }
 
+fn parse_names(text: &str) -> Result<Vec<HostSlots>, HostsError> {
+    List::of("").names(text)
+}
+
+fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostsError> {
+    List::of("").file(text)
+}
+
 #[test]
 fn lists_are_read_in_order() {
     assert_eq!(
@@ -31,10 +39,10 @@ fn lists_are_read_in_order() {
 #[test]
 fn hosts_need_no_slots_where_slots_do_not_matter() {
     let expected = parse_hosts("a:1,me@b:1,[fd00::2]:1,c:4").unwrap();
-    let read = parse_host_names("a, me@b,[fd00::2],c:4").unwrap();
+    let read = parse_names("a, me@b,[fd00::2],c:4").unwrap();
     assert_eq!(read, expected);
     for wrong in ["", "a,", "a:x", "a b", "-oProxyCommand=x"] {
-        assert!(parse_host_names(wrong).is_err(), "{wrong}");
+        assert!(parse_names(wrong).is_err(), "{wrong}");
     }
 }
 

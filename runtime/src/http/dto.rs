@@ -293,6 +293,8 @@ pub struct Job {
     pub workers: Vec<Worker>,
     /// Milliseconds since it was submitted; for a job that has ended, how long it lasted.
     pub age_ms: u64,
+    /// Milliseconds since it ended, if it has.
+    pub ended_ms: Option<u64>,
     /// Why it ended.
     pub reason: Option<String>,
     /// Where its plain HTTP rendezvous listens, if it asked for one.
@@ -463,6 +465,7 @@ impl From<&wire::JobInfo> for Job {
             generation: job.generation.0,
             workers: job.workers.iter().map(Into::into).collect(),
             age_ms: job.age_ms,
+            ended_ms: job.ended_ms,
             reason: job.reason.clone(),
             rendezvous: job.rendezvous,
             network: job.network.as_ref().map(Into::into),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::join_all;
 use kolo_core::interfaces::NetworkFingerprint;
 use kolo_transport::interfaces;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     Echo, NodeNetwork, NodeReply, NodeRequest, Probe, ProbeFailure, ProbeResult, ProbeTarget,
 };
@@ -214,7 +215,7 @@ async fn try_one(endpoint: &Endpoint, target: &ProbeTarget, limit: Duration) -> 
 fn silent(limit: Duration) -> ProbeResult {
     ProbeResult::Failed {
         kind: ProbeFailure::Silent,
-        reason: format!("no answer within {limit:?}"),
+        reason: format!("no answer within {}", Span(limit)),
     }
 }
 

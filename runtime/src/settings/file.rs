@@ -149,10 +149,14 @@ fn suggest(daemon: Daemon, given: &str, keys: &[Key]) -> String {
     }
 }
 
-/// The name that may have been meant, if one is like what was given.
+/// The name that may have been meant, if one is like what was given: also where two letters have changed places in a short one.
 pub(crate) fn nearest<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |name: &str| match strsim::osa_distance(given, name) {
+        0 | 1 if name.len() > 2 => 1.0,
+        _ => strsim::jaro_winkler(given, name),
+    };
     names
-        .map(|name| (strsim::jaro_winkler(given, name), name))
+        .map(|name| (likeness(name), name))
         .max_by(|one, other| one.0.total_cmp(&other.0))
         .filter(|(likeness, _)| *likeness > ALIKE)
         .map(|(_, name)| name)

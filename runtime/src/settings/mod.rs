@@ -16,7 +16,6 @@
 mod file;
 pub mod logging;
 pub mod size;
-pub mod time;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -357,7 +356,17 @@ pub fn start<A: CommandFactory + FromArgMatches>(
         Ok(loaded) => loaded,
         Err(LoadError::Arguments(error)) => {
             let code = u8::try_from(error.exit_code()).unwrap_or(WRONG);
-            error.print().ok();
+            if error.use_stderr() {
+                let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+                write!(
+                    std::io::stderr(),
+                    "{}",
+                    in_words(daemon.name, &error, colours)
+                )
+                .ok();
+            } else {
+                error.print().ok();
+            }
             return Err(ExitCode::from(code));
         }
         Err(LoadError::File(error)) => return Err(complain(&error.to_string())),
@@ -374,6 +383,17 @@ pub fn start<A: CommandFactory + FromArgMatches>(
         Ok(()) => Err(ExitCode::SUCCESS),
         Err(error) => Err(complain(&format!("the settings can't be printed: {error}"))),
     }
+}
+
+/// What is wrong with a command line, beginning with the name of the program, as all that a program of kolo says of itself.
+pub(crate) fn in_words(program: &str, error: &clap::Error, colours: bool) -> String {
+    let text = error.render();
+    let text = if colours {
+        text.ansi().to_string()
+    } else {
+        text.to_string()
+    };
+    text.replacen("error:", &format!("{program}:"), 1)
 }
 
 /// Reads the settings of this process again, for instance when it is told that the file has changed.

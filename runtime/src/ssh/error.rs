@@ -1,5 +1,6 @@
 //! What can go wrong with hosts.
 
+use kolo_transport::wire::span::Span;
 use std::fmt::Write as _;
 use std::io;
 use std::path::PathBuf;
@@ -98,7 +99,7 @@ pub enum HostError {
         first: String,
     },
     /// Nothing came from the host for too long.
-    #[error("nothing was heard for {after:?} while {stage}{}", said(.text))]
+    #[error("nothing was heard for {} while {stage}{}", Span(*.after), said(.text))]
     Stalled {
         /// What was going on.
         stage: &'static str,

@@ -1,7 +1,7 @@
 //! `kolo status`, `kolo jobs`, `kolo stop` and `kolo login`.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -41,9 +41,9 @@ fn a_cluster_is_shown_as_a_table_and_as_json() {
             "\
 cluster-0000000000000001: head 9.9.9 at {address}, up 3m 12s, 1 running job
 
-NODE                   HOSTNAME  ADDRESS        STATE        CPUS FREE  GPUS FREE  JOBS  OTHER FREE
-node-000000000000001e  box       10.0.0.1:4000  alive        2.5/4      1/2        1     fpga 0/1.5
-node-000000000000001f  box       10.0.0.1:4000  lost 4s ago  0/0        0/0        0
+NODE                   HOSTNAME  ADDRESS        STATE        CPUS   GPUS  JOBS  OTHER
+node-000000000000001e  box       10.0.0.1:4000  alive        2.5/4  1/2   1     fpga 0/1.5
+node-000000000000001f  box       10.0.0.1:4000  lost 4s ago  0/0    0/0   0
 "
         )
     );
@@ -81,22 +81,27 @@ fn jobs_are_shown_as_a_table_and_as_json() {
         failed.name = "bad\x1b[2Jname".to_owned();
         failed.reason = Some("rank 1 on box (pid 101) ended with signal 9 (SIGKILL)".to_owned());
         failed.rendezvous = Some(([10, 0, 0, 9], 80).into());
+        failed.ended_ms = Some(65_000);
         failed.workers[1].state = WorkerState::Exited;
         failed.workers[1].exit = Some(Exit::Signal(9));
         state.jobs = vec![job(0xcd << 56, JobState::Healthy, nodes()), failed];
     });
     assert_eq!(
-        fake.kolo(&["jobs"]).good(),
+        without_times(&fake.kolo(&["jobs"]).good(), "SUBMITTED", 11),
         "\
-JOB                   NAME              STATE    READY  NODES  AGE    REASON
-job-cd00000000000000  digits            healthy  3/3    2      1m 1s
-job-00000000000000ab  bad\\u{1b}[2Jname  failed   2/3    2      1m 1s  rank 1 on box (pid 101) ended with signal 9 (SIGKILL)
+JOB       NAME              STATE    READY     OWNER        SUBMITTED    AGE    ENDED      REASON
+job-cd00  digits            healthy  3/3 on 2  driver-0000  xxxxxxxxxxx  1m 1s
+job-0000  bad\\u{1b}[2Jname  failed   2/3 on 2  driver-0000  xxxxxxxxxxx  1m 1s  1m 5s ago  rank 1 on box (pid 101) ended with signal 9 (SIGKILL)
 "
     );
+    let job = fake.kolo(&["jobs", "00"]).good();
+    let (before, after) = job.split_once("submitted at ").unwrap();
+    let (time, after) = after.split_once(" by ").unwrap();
+    assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
     assert_eq!(
-        fake.kolo(&["jobs", "00"]).good(),
+        format!("{before}submitted by {after}"),
         "\
-job-00000000000000ab (bad\\u{1b}[2Jname): failed, generation 1, 3 workers on 2 nodes, lasted 1m 1s, submitted by driver-000000000000000a
+job-00000000000000ab (bad\\u{1b}[2Jname): failed, generation 1, 3 workers on 2 nodes, lasted 1m 1s, ended 1m 5s ago; submitted by driver-000000000000000a
   rank 1 on box (pid 101) ended with signal 9 (SIGKILL)
   rendezvous for other systems at http://10.0.0.9:80
 
@@ -108,8 +113,36 @@ RANK  LOCAL  CROSS  NODE                   HOSTNAME  PID  STATE   EXIT
     );
     let found = fake.kolo(&["jobs", "--format", "json"]).json();
     assert_eq!(found[1]["workers"][1]["exit"]["signal"], 9);
+    assert_eq!(found[1]["ended_ms"], 65_000);
     let found = fake.kolo(&["jobs", "job-cd", "--format", "json"]).json();
     assert_eq!(found["job"], "job-cd00000000000000");
+}
+
+/// A table whose column `header`, of this width, has no times any more.
+fn without_times(table: &str, header: &str, width: usize) -> String {
+    let at = table.find(header).unwrap();
+    let mut lines = table.split_inclusive('\n');
+    let first = lines.next().unwrap().to_owned();
+    let rest = lines.map(|line| {
+        let (time, after) = line[at..].split_at(width);
+        assert!(
+            time.chars()
+                .all(|c| c.is_ascii_digit() || "- :".contains(c))
+        );
+        format!("{}{}{after}", &line[..at], "x".repeat(width))
+    });
+    first + &rest.collect::<String>()
+}
+
+#[test]
+fn a_page_is_shown_again_and_again() {
+    let fake = Fake::new();
+    let mut watching = fake.command(&["jobs", "--watch=20ms"]).spawn().unwrap();
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let lines: Vec<String> = lines.take(3).map(Result::unwrap).collect();
+    assert_eq!(lines, ["there are no jobs", "", "there are no jobs"]);
+    watching.kill().unwrap();
+    watching.wait().unwrap();
 }
 
 #[test]
@@ -138,6 +171,18 @@ fn a_job_is_stopped_by_the_start_of_its_id() {
         line.contains("is the start of 2 jobs: job-ab00000000000000, job-abcd"),
         "{line}"
     );
+    for args in [
+        &["stop", "job-"][..],
+        &["jobs", "job-"],
+        &["logs", "job-"],
+        &["interfaces", "--job", "job-"],
+        &["revoke", "driver-"],
+        &["revoke", "node-"],
+        &["node", "drain", "node-"],
+    ] {
+        let line = fake.kolo(args).bad(2);
+        assert!(line.contains("is the start of every id of a"), "{line}");
+    }
     let line = fake.kolo(&["stop", "job-7"]).bad(3);
     assert!(line.contains("there is no job `job-7`"), "{line}");
 }
@@ -386,7 +431,7 @@ fn a_node_is_drained_and_takes_work_again() {
             .good(),
         "\
 box (node-000000000000001e) takes no new work
-  leave the node within 600s: job-0000000000000014
+  leave the node within 10m: job-0000000000000014
   stay there until they end: job-0000000000000015, job-0000000000000016; `kolo stop` ends a job
 "
     );
@@ -398,7 +443,7 @@ box (node-000000000000001e) takes no new work
     );
     let drained = [Some(600_000), Some(60_000), None].map(|ms| ("box".to_owned(), ms));
     assert_eq!(fake.change(|state| state.drained.clone()), drained);
-    for bad in ["0s", "1", "x"] {
+    for bad in ["0s", "25h", "x"] {
         let ran = fake.kolo(&["node", "drain", "box", "--deadline", bad]);
         assert_eq!(ran.code, 2, "{bad}");
     }
@@ -420,6 +465,6 @@ fn an_elastic_job_says_why_its_members_are_these() {
     fake.change(|state| state.jobs = vec![elastic]);
     let text = fake.kolo(&["jobs", "00000000000000ab"]).good();
     let lines = "  members: 3 -> 2 members: rank 1 is lost\n  decision: members: 2 of at most 4\n  \
-                 left out for 2 s: box: its health check has failed\n";
+                 left out for 2s: box: its health check has failed\n";
     assert!(text.contains(lines), "{text}");
 }

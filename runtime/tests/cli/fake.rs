@@ -471,6 +471,7 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
         workers,
         nodes,
         age_ms: 61_000,
+        ended_ms: None,
         reason: None,
         rendezvous: None,
         network: None,

@@ -42,6 +42,25 @@ fn what_is_kept_is_printed_in_the_order_of_time() {
 }
 
 #[test]
+fn lines_may_have_times_and_old_ones_be_left_out() {
+    let fake = Fake::new();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
+    let now = u64::try_from(now.as_millis()).unwrap();
+    two_nodes(
+        &fake,
+        Logs::Kept(vec![line(0, 0, 10, "old"), line(1, 0, now, "new")]),
+        Logs::Kept(Vec::new()),
+    );
+    let args = ["logs", "job-ab", "--since", "10m", "--timestamps"];
+    let text = fake.kolo(&args).good();
+    let (time, rest) = text.split_once(' ').unwrap();
+    assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+    assert_eq!(rest, "[1]<stdout>: new\n");
+}
+
+#[test]
 fn json_has_a_line_for_each() {
     let fake = Fake::new();
     two_nodes(

@@ -151,11 +151,41 @@ fn a_wrong_command_line_ends_with_2() {
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}: {ran:?}");
         assert!(!ran.err.is_empty(), "{args:?}");
     }
+    for (args, parts) in [
+        (
+            &["run", "-n", "abc", "true"][..],
+            ["'abc'", "expected a whole number from 0"],
+        ),
+        (&["rnu", "-n", "2", "true"], ["'rnu'", "'run'"]),
+        (&["job"], ["'job'", "'jobs'"]),
+        (
+            &["stop", "job-1", "--timeout", "x"],
+            ["'x'", "such as 250ms, 5s"],
+        ),
+    ] {
+        let err = kolo(args).err;
+        assert!(err.starts_with("kolo: "), "{err}");
+        assert!(parts.iter().all(|part| err.contains(part)), "{err}");
+    }
+}
+
+#[test]
+fn shells_and_man_learn_the_command_line() {
+    let script = kolo(&["completions", "bash"]).good();
+    assert!(script.contains("complete ") && script.contains("--nproc-per-node"));
+    let dir = tempfile::tempdir().unwrap();
+    let text = kolo(&["man", dir.path().to_str().unwrap()]).good();
+    assert!(text.contains("kolo.1"), "{text}");
+    assert!(dir.path().join("kolo-logs.1").exists());
 }
 
 #[test]
 fn the_help_says_what_the_exit_codes_mean() {
     let help = kolo(&["--help"]).good();
+    assert!(
+        help.starts_with("Run any program on many machines"),
+        "{help}"
+    );
     for part in ["Exit codes:", "KOLO_HEAD", "Example:"] {
         assert!(help.contains(part), "{help}");
     }

@@ -220,7 +220,7 @@ fn wrong_settings_are_refused_by_name_before_anything_is_done() {
         ("bearer_file = '/x'", "--http-listen"),
         (
             "certificate_life = '1s'",
-            "certificate_life is 1s; allowed is 2 s to 365 days",
+            "certificate_life is 1s; allowed is 2s to 365d",
         ),
     ] {
         let heartbeat = if text.starts_with("lease = '1s'") {
@@ -269,7 +269,7 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
     let head = "--head=127.0.0.1:9";
     for (program, args, code, part) in [
         (HEAD, &[][..], 2, "--state-dir"),
-        (HEAD, &[&*state, "--lease", "3"], 2, "like 250ms or 3s"),
+        (HEAD, &[&*state, "--lease", "3x"], 2, "such as 250ms"),
         (
             HEAD,
             &[&state, "--lease", "1ms"],
@@ -290,7 +290,12 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
             "/no/such/file",
         ),
         (NODE, &[head, "--resource", "fpga"], 2, "NAME=AMOUNT"),
-        (NODE, &[head, "--join-timeout", "3"], 2, "is not a duration"),
+        (
+            NODE,
+            &[head, "--join-timeout", "3x"],
+            2,
+            "is not a duration",
+        ),
         (NODE, &[head, "--cpus", "two"], 2, "--cpus"),
         (NODE, &[head], 1, "--token-file"),
         (

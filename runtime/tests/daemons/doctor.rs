@@ -79,9 +79,9 @@ fn a_clock_that_is_days_off_is_told_with_the_difference_and_not_as_a_login_that_
     };
     // Of this host: by its own certificate it is early, right, or late.
     for (offset, part) in [
-        (-2 * DAY, "that of the head is 2d 0h ahead of this one"),
-        (2 * DAY, "that of the head is 2d 0h behind this one"),
-        (200 * DAY, "that of the head is 200d 0h behind this one"),
+        (-2 * DAY, "that of the head is 2d ahead of this one"),
+        (2 * DAY, "that of the head is 2d behind this one"),
+        (200 * DAY, "that of the head is 200d behind this one"),
     ] {
         let (found, code) = findings(&doctor(offset));
         let clock = find(&found, "clock", part);
@@ -109,7 +109,7 @@ fn a_clock_that_is_days_off_is_told_with_the_difference_and_not_as_a_login_that_
     let ahead = node("ahead", 2 * DAY);
     ahead.ready();
     let (found, _) = findings(&doctor(0));
-    let clock = find(&found, "clock", "that of ahead is 2d 0h ahead of this one");
+    let clock = find(&found, "clock", "that of ahead is 2d ahead of this one");
     assert_eq!(clock["level"], "bad");
     drop(ahead);
     let mut behind = node("behind", -2 * DAY);
@@ -117,8 +117,8 @@ fn a_clock_that_is_days_off_is_told_with_the_difference_and_not_as_a_login_that_
     behind.says("one of the two clocks is wrong");
     // Of the head: its certificate is early here, or mine is there.
     for (offset, part) in [
-        (2 * DAY, "that of the head is 2d 0h ahead of this one"),
-        (-2 * DAY, "that of the head is 2d 0h behind this one"),
+        (2 * DAY, "that of the head is 2d ahead of this one"),
+        (-2 * DAY, "that of the head is 2d behind this one"),
     ] {
         let offset = offset.to_string();
         site.restart_head_with(&[

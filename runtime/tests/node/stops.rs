@@ -5,54 +5,9 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::CloseCode;
 use kolo_transport::ids::CallId;
-use kolo_transport::wire::{
-    CallReply, Exit, Handover, NodeEvent, NodeReply, NodeRequest, RefusalKind,
-};
+use kolo_transport::wire::CallReply;
 
-use crate::bed::{Bed, Calls, gone, is_running, soon};
-
-#[tokio::test]
-async fn a_job_that_is_stopped_ends_by_notice_and_leaves_nothing() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(2, "").await;
-    let (id, pids) = (job.id, job.pids.clone());
-    let mut calls = job.attach().await;
-    let grandchild: u32 = calls.call(0, "grandchild").await.parse().unwrap();
-    assert!(is_running(grandchild));
-    calls.send(&[1], "await-cancel", b"").await;
-    job.stop().await;
-    // The answer says that nothing is left.
-    for pid in pids.into_iter().chain([grandchild]) {
-        assert!(!is_running(pid), "process {pid} is left");
-    }
-    for _ in 0..2 {
-        let (failure, expected) = bed.exit().await;
-        assert!(expected);
-        assert_eq!(failure.exit, Exit::Code(0), "they obeyed");
-        let reason = failure.reason.unwrap();
-        assert_eq!(reason, "the job was stopped: the test is over");
-    }
-    assert_eq!(bed.head.event().await, NodeEvent::JobGone { job: id });
-    // Callers learn it too, and that something else is the cause; then the channel ends.
-    for _ in 0..2 {
-        assert!(calls.loss().await.1);
-    }
-    let end = soon(calls.stream.recv.next::<CallReply>()).await;
-    assert!(matches!(end, Ok(None)), "{end:?}");
-    let table = kolo_transport::wire::GenerationTable {
-        job: id,
-        generation: kolo_transport::ids::Generation(1),
-        members: Vec::new(),
-        cause: String::new(),
-        handover: Handover::None,
-    };
-    let reply = bed.head.ask(NodeRequest::Membership(table.into())).await;
-    assert!(
-        matches!(&reply, NodeReply::Refused(refusal) if refusal.kind == RefusalKind::NotFound),
-        "{reply:?}"
-    );
-    bed.end().await;
-}
+use crate::bed::{Bed, Calls, gone, soon};
 
 #[tokio::test]
 async fn what_was_answered_before_the_end_arrives_at_a_driver_that_reads_late() {
@@ -77,20 +32,6 @@ async fn what_was_answered_before_the_end_arrives_at_a_driver_that_reads_late() 
     assert!(calls.loss().await.1);
     let end = soon(calls.stream.recv.next::<CallReply>()).await;
     assert!(matches!(end, Ok(None)), "{end:?}");
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn one_that_ignores_everything_is_killed() {
-    let bed = Bed::start().await;
-    let mut start = bed.job(1, "stubborn");
-    start.grace_ms = 200;
-    let job = bed.healthy_with(start).await;
-    let mut calls = job.attach().await;
-    calls.call(0, "ignore-term").await;
-    job.stop().await;
-    let (failure, _) = bed.exit().await;
-    assert_eq!(failure.exit, Exit::Signal(9));
     bed.end().await;
 }
 

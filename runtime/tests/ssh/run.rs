@@ -254,7 +254,7 @@ fn hosts_are_nodes_of_the_cluster_that_is_given_in_their_order() {
         // The host has one slot, and so its node has one CPU.
         (
             &["-H", "127.0.0.2:2", "true"],
-            "is asked for 2 workers with 1 cpus each",
+            "is asked for 2 workers with 1 cpu each",
         ),
         (&["-n", "9", "true"], "requested 9 workers"),
     ] {

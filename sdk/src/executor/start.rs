@@ -66,6 +66,11 @@ pub(crate) async fn start(
         let (after, phase) = (options.start_timeout, start.phase);
         return Err(StartError::TimedOut { after, phase });
     };
+    #[cfg(feature = "local")]
+    let ready = match start.nodes.cluster.local_members() {
+        Some(_) => ready.map_err(with_remedy),
+        None => ready,
+    };
     let ready = ready?;
     tracing::info!(
         job = %ready.job,
@@ -231,6 +236,24 @@ fn refused(refusal: Option<Refusal>, failure: Option<RankFailure>) -> StartError
     StartError::Refused {
         refusal,
         failure: failure.map(Box::new),
+    }
+}
+
+/// What to do about too little room in a cluster of this process, which nobody else can give any.
+#[cfg(feature = "local")]
+fn with_remedy(error: StartError) -> StartError {
+    match error {
+        StartError::Refused {
+            mut refusal,
+            failure,
+        } if refusal.kind == RefusalKind::Unplaceable => {
+            refusal.message.push_str(
+                "; this cluster is in the program itself: give it more by LocalCluster::builder(), as .slots(N), or use a cluster \
+                 of machines by KOLO_HEAD",
+            );
+            StartError::Refused { refusal, failure }
+        }
+        other => other,
     }
 }
 

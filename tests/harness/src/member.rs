@@ -73,7 +73,7 @@ pub(crate) fn run_if_daemon() {
             std::env::args_os(),
             &mut std::io::stdout(),
             &mut std::io::stderr(),
-            false,
+            kolo_runtime::cli::Screen::default(),
         );
         std::process::exit(code.into());
     }

@@ -182,10 +182,10 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
         let (code, err) = Running::start(late, &errs[1]).end();
         assert_eq!(code, Some(2), "{err}");
         let lines: Vec<&str> = err.lines().collect();
-        assert!(lines[0].starts_with("kolo: waiting at most 1 s for room: requested 2 workers"), "{err}");
+        assert!(lines[0].starts_with("kolo: waiting at most 1s for room: requested 2 workers"), "{err}");
         assert!(lines[1].starts_with("kolo: requested 2 workers"), "{err}");
         let mut second = Running::start(second, &errs[2]);
-        second.says("kolo: waiting at most 60 s for room: requested 2 workers with 1 cpus each, available is room for 0");
+        second.says("kolo: waiting at most 1m for room: requested 2 workers with 1 cpu each, available is room for 0");
         fs::write(&go, "").unwrap();
         assert_eq!(second.lines(2), ["there", "there"], "{}", second.err());
         let (code, err) = second.end();

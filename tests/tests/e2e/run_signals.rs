@@ -109,7 +109,7 @@ fn every_signal_that_would_kill_it_ends_the_job_in_order_and_is_named() {
             assert_eq!(code, Some(128 + number), "{err}");
             let heard = if number == 2 { ":int" } else { ":term" };
             assert_eq!(times(&printed, heard), 2, "{name}: {printed} {err}");
-            let line = format!("kolo: {name}: ending the job; the workers have 600 s");
+            let line = format!("kolo: {name}: ending the job; the workers have 10m");
             assert!(err.contains(&line), "{err}");
         }
     }

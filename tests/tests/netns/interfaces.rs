@@ -262,7 +262,7 @@ fn link_local_addresses_are_enough_between_nodes() {
 }
 
 #[test]
-fn jumbo_frames_on_a_switch_without_are_told_by_the_doctor_and_pass_over_quic() {
+fn jumbo_frames_on_a_switch_without_pass_over_quic() {
     needs_namespaces!();
     let world = World::new(&["a", "b"]).unwrap();
     let segment = world.network("eth0", "10.1.0.", 9000).unwrap();
@@ -275,23 +275,6 @@ fn jumbo_frames_on_a_switch_without_are_told_by_the_doctor_and_pass_over_quic() 
             assert_eq!(group.told().await?[0]["KOLO_MTU"], "9000");
             group.check().await?;
             group.stop().await?;
-
-            let mut doctor = cluster.kolo()?;
-            let output = doctor.args(["doctor", "--format", "json"]).output()?;
-            let findings: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-            let mtu = findings
-                .as_array()
-                .unwrap()
-                .iter()
-                .find(|finding| finding["check"] == "mtu" && finding["level"] == "warning")
-                .unwrap_or_else(|| panic!("{findings:#}"));
-            let found = mtu["found"].as_str().unwrap();
-            assert!(
-                found.contains("9000 bytes") && found.contains("do not arrive whole"),
-                "{found}"
-            );
-            assert!(mtu["do"].as_str().unwrap().contains("ip link set"), "{mtu}");
-            assert!(output.status.success(), "a warning is no failure");
             Ok(())
         })
         .unwrap();

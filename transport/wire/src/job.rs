@@ -488,6 +488,9 @@ pub struct JobInfo {
     pub nodes: Vec<PlacedNode>,
     /// Milliseconds since it was submitted; for a job that has ended, how long it lasted.
     pub age_ms: u64,
+    /// Milliseconds since it ended, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
     /// Why it ended.
     #[serde(default)]
     pub reason: Option<String>,

@@ -30,6 +30,7 @@ pub mod network;
 pub mod node;
 pub mod obituary;
 pub mod resources;
+pub mod span;
 pub mod trust;
 pub mod worker;
 

@@ -198,9 +198,11 @@ impl Resources {
 
 impl fmt::Display for Resources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cpus", self.cpus)?;
+        let plural = |is_one: bool| if is_one { "" } else { "s" };
+        let is_one = self.cpus == Milli::units(1);
+        write!(f, "{} cpu{}", self.cpus, plural(is_one))?;
         if self.gpus > 0 {
-            write!(f, ", {} gpus", self.gpus)?;
+            write!(f, ", {} gpu{}", self.gpus, plural(self.gpus == 1))?;
         }
         for (name, amount) in &self.custom {
             write!(f, ", {amount} {name}")?;

@@ -1,6 +1,7 @@
 //! The jobs that have ended, as many as the head remembers.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use kolo_wire::JobInfo;
 use kolo_wire::ids::JobId;
@@ -20,44 +21,70 @@ const MAX_REMEMBERED: usize = 4 * MAX_WORLD_SIZE as usize;
 #[derive(Debug, Default)]
 pub struct History {
     /// The oldest first.
-    jobs: VecDeque<(u64, JobInfo)>,
+    jobs: VecDeque<Remembered>,
+}
+
+/// An ended job.
+#[derive(Debug)]
+pub struct Remembered {
+    /// Counts all jobs.
+    pub number: u64,
+    at: Instant,
+    job: JobInfo,
+}
+
+impl Remembered {
+    /// The job as people see it, with its workers and nodes or without.
+    #[must_use]
+    pub fn info(&self, now: Instant, whole: bool) -> JobInfo {
+        let since = now.saturating_duration_since(self.at);
+        JobInfo {
+            ended_ms: Some(since.as_millis() as u64),
+            ..if whole {
+                self.job.clone()
+            } else {
+                outline(&self.job)
+            }
+        }
+    }
+
+    /// How many workers and nodes it lists.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        size(&self.job)
+    }
 }
 
 impl History {
-    /// Remembers one more, whose number is above all others.
-    pub fn push(&mut self, number: u64, job: JobInfo) {
+    /// Remembers one more, which has ended now, and whose number is above all others.
+    pub fn push(&mut self, number: u64, at: Instant, job: JobInfo) {
         if self.jobs.len() == MAX_HISTORY {
             self.jobs.pop_front();
         }
-        self.jobs.push_back((number, job));
-        let newest_first = self.jobs.iter_mut().rev().map(|(_, job)| job);
+        self.jobs.push_back(Remembered { number, at, job });
+        let newest_first = self.jobs.iter_mut().rev().map(|ended| &mut ended.job);
         shorten(newest_first, MAX_REMEMBERED);
     }
 
     /// The job, if it is remembered.
     #[must_use]
-    pub fn find(&self, job: JobId) -> Option<&JobInfo> {
-        self.jobs
-            .iter()
-            .map(|(_, info)| info)
-            .find(|info| info.job == job)
+    pub fn find(&self, job: JobId) -> Option<&Remembered> {
+        self.jobs.iter().find(|ended| ended.job.job == job)
     }
 
-    /// All with their numbers, the oldest first.
-    pub fn all(&self) -> impl Iterator<Item = (u64, &JobInfo)> {
-        self.jobs.iter().map(|(number, job)| (*number, job))
+    /// All, the oldest first.
+    pub fn all(&self) -> impl Iterator<Item = &Remembered> {
+        self.jobs.iter()
     }
 }
 
 /// How many workers and nodes a job lists.
-#[must_use]
-pub fn size(job: &JobInfo) -> usize {
+fn size(job: &JobInfo) -> usize {
     job.workers.len() + job.nodes.len()
 }
 
 /// A job without all that grows with the number of workers and nodes.
-#[must_use]
-pub fn outline(job: &JobInfo) -> JobInfo {
+fn outline(job: &JobInfo) -> JobInfo {
     JobInfo {
         job: job.job,
         name: job.name.clone(),
@@ -67,6 +94,7 @@ pub fn outline(job: &JobInfo) -> JobInfo {
         workers: Vec::new(),
         nodes: Vec::new(),
         age_ms: job.age_ms,
+        ended_ms: job.ended_ms,
         reason: job.reason.clone(),
         rendezvous: job.rendezvous,
         network: None,
@@ -124,6 +152,7 @@ mod tests {
                 })
                 .collect(),
             age_ms: u64::MAX,
+            ended_ms: Some(u64::MAX),
             reason: Some("x".repeat(MAX_REASON)),
             rendezvous: None,
             network: None,
@@ -135,16 +164,19 @@ mod tests {
     fn the_oldest_are_forgotten_part_by_part() {
         const NODES: u32 = MAX_WORLD_SIZE / 16;
         let mut history = History::default();
+        let at = Instant::now();
         for number in 0..=MAX_HISTORY as u64 {
-            history.push(number, job(number, NODES));
+            history.push(number, at, job(number, NODES));
         }
         let all: Vec<_> = history.all().collect();
         assert_eq!(all.len(), MAX_HISTORY);
         assert!(history.find(job(0, 0).job).is_none());
         assert!(history.find(job(1, 0).job).is_some());
-        let whole = all.iter().filter(|(_, job)| !job.nodes.is_empty()).count();
+        let whole = all.iter().filter(|ended| ended.size() > 0).count();
         assert_eq!(whole * NODES as usize, MAX_REMEMBERED);
-        assert!(!all.last().unwrap().1.nodes.is_empty());
+        assert!(all.last().unwrap().size() > 0);
+        let later = all[7].info(at + std::time::Duration::from_secs(3), true);
+        assert_eq!(later.ended_ms, Some(3000));
     }
 
     #[test]

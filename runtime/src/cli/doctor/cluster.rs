@@ -1,6 +1,5 @@
 //! What can be seen of the cluster from this host.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
@@ -10,7 +9,7 @@ use kolo_transport::wire::{
     ClusterInfo, HeadReply, HeadRequest, InterfacesQuery, NodeInfo, NodeReply, NodeRequest,
     PlacedNode,
 };
-use kolo_transport::{CloseCode, ConnectError, Connection, RequestError, interfaces};
+use kolo_transport::{CloseCode, ConnectError, Connection, RequestError};
 
 use super::super::DESCRIPTORS;
 use super::super::args::Connect;
@@ -19,7 +18,6 @@ use super::super::error::{CREDENTIALS, CliError};
 use super::super::interfaces::ask;
 use super::super::output::human;
 use super::host::certificate;
-use super::ping::{Ping, overhead, ping};
 use super::surroundings::{Whose, judge};
 use super::{Finding, Level};
 
@@ -90,7 +88,6 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
                     start.elapsed().as_secs_f64() * 1000.0
                 ),
             ));
-            findings.extend(path("head", head).await);
             let seen = client.request(&HeadRequest::Surroundings, ANSWER).await;
             // A head of another version does not say.
             if let Ok(HeadReply::Surroundings(seen)) = seen {
@@ -309,7 +306,6 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
             "a tunnel or a wrong MTU is on the way: set the same MTU on all hosts and switches of the network; it costs throughput",
         ));
     }
-    findings.extend(path("node", node.address).await);
     findings
 }
 
@@ -355,7 +351,7 @@ fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
     };
     let found = if apart < LARGE_SKEW {
         let seconds = apart.as_secs_f64();
-        format!("that of {hostname} is {seconds:.3} s {which} this one")
+        format!("that of {hostname} is {seconds:.3}s {which} this one")
     } else {
         // To the minute: two clocks are not read at the same moment.
         let span = human((apart.as_secs() + 30) / 60 * 60_000);
@@ -371,79 +367,6 @@ fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
         Finding::warning("clock", found, CLOCKS)
     } else {
         Finding::good("clock", found)
-    }
-}
-
-/// Whether packets of this host's own MTU arrive, whole and in fragments.
-async fn path(what: &'static str, to: SocketAddr) -> Vec<Finding> {
-    if to.ip().is_loopback() {
-        return Vec::new();
-    }
-    let looked = tokio::task::spawn_blocking(move || look(to)).await;
-    match looked {
-        Ok(finding) => vec![finding],
-        Err(error) => vec![Finding::warning(
-            "mtu",
-            format!("{what} {to}: {error}"),
-            "try again",
-        )],
-    }
-}
-
-fn look(to: SocketAddr) -> Finding {
-    const CHECK: &str = "mtu";
-    let mtu = interfaces::source_towards(to)
-        .ok()
-        .and_then(|source| {
-            let all = interfaces::here().ok()?;
-            let own = all
-                .iter()
-                .find(|interface| interface.addresses.iter().any(|a| a.ip == source))?;
-            Some(own.mtu as usize)
-        })
-        .unwrap_or(1500);
-    // No IP packet is larger than 64 KiB.
-    let mtu = mtu.min(65_000);
-    let small = overhead(to.ip()) + 56;
-    let at = to.ip();
-    let not_known = |why: &str| {
-        Finding::good(
-            CHECK,
-            format!("{at}: {why}, so only QUIC's own search for the MTU counts"),
-        )
-    };
-    let tried = (|| {
-        Ok::<_, std::io::Error>((
-            ping(to, small, false)?,
-            ping(to, mtu, true)?,
-            ping(to, mtu + 1000, false)?,
-        ))
-    })();
-    match tried {
-        Err(error) => not_known(&format!("pings are not allowed here ({error})")),
-        Ok((Ping::Silent | Ping::TooLarge, _, _)) => not_known("no answer to pings"),
-        Ok((Ping::Answered, Ping::Answered, Ping::Answered)) => Finding::good(
-            CHECK,
-            format!("{at}: {mtu} bytes pass whole, and more in fragments"),
-        ),
-        Ok((Ping::Answered, whole, fragments)) if whole != Ping::Answered => Finding::warning(
-            CHECK,
-            format!(
-                "{at}: packets of {mtu} bytes, the MTU of this host's interface, do not arrive whole; in fragments they {}",
-                if fragments == Ping::Answered {
-                    "do"
-                } else {
-                    "do not, either"
-                }
-            ),
-            "something on the way takes less and does not say so: set the same MTU on all hosts and switches of the network, or a \
-             smaller one here (`ip link set DEV mtu 1500`); kolo finds out what passes, other programs may hang",
-        ),
-        Ok((Ping::Answered, _, _)) => Finding::warning(
-            CHECK,
-            format!("{at}: {mtu} bytes pass whole, but fragments do not"),
-            "a firewall drops fragments; kolo sends none, other programs over UDP may",
-        ),
     }
 }
 
@@ -498,19 +421,19 @@ mod tests {
         };
         for (finding, part) in [
             // The head's clock is known.
-            (told(now - 2 * day, now - day, Own), "2d 0h behind this one"),
+            (told(now - 2 * day, now - day, Own), "2d behind this one"),
             (
                 told(now + 2 * day + 60, now + day, Own),
-                "2d 0h ahead of this one",
+                "2d ahead of this one",
             ),
             // Only that the head's certificate is good for the head.
             (
                 told(now, now + 2 * day, Theirs),
-                "at least 2d 0h ahead of this one",
+                "at least 2d ahead of this one",
             ),
             (
                 told(now, now - 2 * day, Theirs),
-                "at least 2d 0h behind this one",
+                "at least 2d behind this one",
             ),
         ] {
             assert_eq!(finding.level, Level::Bad);
@@ -529,17 +452,13 @@ mod tests {
     fn clocks_that_differ_are_told_with_the_direction() {
         let ours = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         for (theirs, level, part) in [
-            (ours, Level::Good, "0.000 s ahead of"),
+            (ours, Level::Good, "0.000s ahead of"),
             (
                 ours - Duration::from_secs(5),
                 Level::Warning,
-                "5.000 s behind",
+                "5.000s behind",
             ),
-            (
-                ours + Duration::from_secs(120),
-                Level::Bad,
-                "2m 0s ahead of",
-            ),
+            (ours + Duration::from_secs(120), Level::Bad, "2m ahead of"),
         ] {
             let finding = skew("b", theirs, ours);
             assert_eq!(finding.level, level, "{finding:?}");

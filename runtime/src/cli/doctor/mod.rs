@@ -2,7 +2,6 @@
 
 mod cluster;
 mod host;
-mod ping;
 mod surroundings;
 
 use std::path::PathBuf;
@@ -132,6 +131,7 @@ fn show(findings: &[Finding], out: &mut Output<'_>) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::output::Screen;
     use super::*;
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
             Finding::bad("ports", "closed", "open them"),
         ];
         let mut text = Vec::new();
-        show(&findings, &mut Output::new(&mut text, false)).unwrap();
+        show(&findings, &mut Output::new(&mut text, Screen::default())).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("ports  BAD    closed\n"), "{text}");
         assert!(

@@ -157,7 +157,7 @@ fn user(whose: Whose<'_>, uid: u32) -> Finding {
         Whose::Node(_) => {
             "run kolo-node as a user of its own, as the unit for systemd does (User=kolo), and give that user its state folder"
         }
-        _ => "run kolo as a user of your own; `kolo doctor` alone may want root, for its pings",
+        _ => "run kolo as a user of your own",
     };
     let at = whose.at();
     match uid {

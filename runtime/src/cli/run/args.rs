@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
+use super::super::args::{number, time, time_within};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
 use super::torchrun::TorchArgs;
@@ -40,6 +41,7 @@ pub(crate) struct Run {
         alias = "np",
         alias = "num_proc",
         value_name = "N",
+        value_parser = number,
         help_heading = "How many workers"
     )]
     pub(crate) num_proc: Option<u32>,
@@ -76,7 +78,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "CPUS", help_heading = "How many workers")]
     pub(crate) cpus_per_worker: Option<f64>,
     /// GPUs that each worker holds; the workers of a host see all of theirs [default: on a cluster none, else all are seen]
-    #[arg(long, value_name = "GPUS", help_heading = "How many workers")]
+    #[arg(long, value_name = "GPUS", value_parser = number, help_heading = "How many workers")]
     pub(crate) gpus_per_worker: Option<u32>,
     /// Set a variable for all workers, over all that kolo sets but KOLO_*; may be repeated
     #[arg(
@@ -125,17 +127,17 @@ pub(crate) struct Run {
     /// Give the workers no input: by default rank 0 has this command's
     #[arg(long, help_heading = "What workers find")]
     pub(crate) no_stdin: bool,
-    /// Seconds from TERM to KILL when workers are ended [default: 5]
-    #[arg(long, value_parser = grace, value_name = "SECONDS", help_heading = "Start and end")]
+    /// From TERM to KILL when workers are ended [default: 5s]
+    #[arg(long, value_parser = grace, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) grace: Option<Duration>,
-    /// Seconds until all workers must run [default: 30]
-    #[arg(long, value_parser = super::super::args::seconds, value_name = "SECONDS", help_heading = "Start and end")]
+    /// How long it may take until all workers run [default: 30s]
+    #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) start_timeout: Option<Duration>,
-    /// End the job when it has run so long, and tell what each rank was at: 90s, 10m, 2h, 1d
-    #[arg(long, value_parser = time, value_name = "TIME", help_heading = "Start and end")]
+    /// End the job when it has run so long, and tell what each rank was at
+    #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) timeout: Option<Duration>,
-    /// How long the job waits for room on a cluster that is busy: 90s, 10m, 2h, 1d [default: not at all]
-    #[arg(long, value_parser = time, value_name = "TIME", help_heading = "Start and end")]
+    /// How long the job waits for room on a cluster that is busy [default: not at all]
+    #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) wait: Option<Duration>,
     /// Name of the job [default: that of the program]
     #[arg(long, value_name = "NAME")]
@@ -167,21 +169,8 @@ pub(crate) struct Run {
 }
 
 /// The longest grace that a head takes.
-const LONGEST_GRACE: f64 = 3600.0;
+const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 
 fn grace(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.0..=LONGEST_GRACE).contains(&seconds) => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err(format!(
-            "expected a number of seconds from 0 to {LONGEST_GRACE}"
-        )),
-    }
-}
-
-/// `90s`, `10m`, `2h`, `1d`, or a number of seconds.
-fn time(text: &str) -> Result<Duration, String> {
-    let seconds = super::super::args::seconds(text);
-    seconds.or_else(|_| super::super::trust::duration(text))
+    time_within(text, Duration::ZERO, LONGEST_GRACE)
 }

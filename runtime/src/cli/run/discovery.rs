@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::process::Stdio;
 use std::time::Duration;
 
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{JobHost, JobSpec, NodeShare};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::Command;
@@ -43,7 +44,7 @@ impl Script {
         let looking = tokio::time::timeout(self.patience, self.output());
         let text = looking
             .await
-            .unwrap_or_else(|_| Err(format!("it has not ended after {:?}", self.patience)))?;
+            .unwrap_or_else(|_| Err(format!("it has not ended after {}", Span(self.patience))))?;
         let hosts = List::of(&own_name()).discovered(&text, self.slots);
         hosts.map_err(|error| error.to_string())
     }

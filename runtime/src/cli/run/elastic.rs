@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as ClapArgs, ValueEnum};
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{Cooldown, Elastic, JobSpec, OnChange, Placement};
 
-use super::super::args::seconds;
+use super::super::args::{number, time, time_within};
 use super::super::error::CliError;
 use super::args::Run;
 use super::layout;
@@ -28,29 +29,29 @@ const GLOO_TIMEOUT: &str = "HOROVOD_GLOO_TIMEOUT_SECONDS";
 /// That time for a small group. Horovod's own is 30 s. A large group takes longer to meet.
 const GLOO_SECONDS: u32 = 10;
 /// The longest time that a host cools down, in seconds; as horovodrun.
-const LONGEST_COOLDOWN: f64 = 3600.0;
+const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);
 
 /// The options.
 #[derive(Debug, Clone, Default, ClapArgs)]
 #[command(next_help_heading = "Elastic")]
 pub(crate) struct ElasticArgs {
     /// Fewest workers: the job goes on with as many as there is room for
-    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N")]
+    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N", value_parser = number)]
     pub(crate) min_np: Option<u32>,
     /// Most workers [default: as many as -n says]
-    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N")]
+    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N", value_parser = number)]
     pub(crate) max_np: Option<u32>,
     /// How often the group is started anew after a worker has failed [default: 3 if its size may change, else 0]; hosts that are
     /// lost, leave or join cost nothing
-    #[arg(long, alias = "max_restarts", value_name = "N")]
+    #[arg(long, alias = "max_restarts", value_name = "N", value_parser = number)]
     pub(crate) max_restarts: Option<u32>,
     /// How often the group is started anew for any reason [default: no limit]
-    #[arg(long, alias = "reset_limit", value_name = "N")]
+    #[arg(long, alias = "reset_limit", value_name = "N", value_parser = number)]
     pub(crate) reset_limit: Option<u32>,
-    /// Seconds that the job waits for its fewest workers [default: 600]
-    #[arg(long, alias = "elastic_timeout", value_parser = seconds, value_name = "SECONDS")]
+    /// How long the job waits for its fewest workers [default: 10m]
+    #[arg(long, alias = "elastic_timeout", value_parser = time, value_name = "DURATION")]
     pub(crate) elastic_timeout: Option<Duration>,
-    /// Shortest and longest time in seconds that a host gets no worker after one has failed there; doubled at each failure
+    /// Shortest and longest time that a host gets no worker after one has failed there; doubled at each failure
     #[arg(long, aliases = ["blacklist_cooldown_range", "cooldown-range"], num_args = 2, value_parser = cooldown_bound, value_names = ["LO", "HI"])]
     pub(crate) blacklist_cooldown_range: Option<Vec<Duration>>,
     /// Command that prints the hosts that the job may use, HOST or HOST:SLOTS on each line; run once a second. With a head they
@@ -58,7 +59,7 @@ pub(crate) struct ElasticArgs {
     #[arg(long, alias = "host_discovery_script", conflicts_with_all = ["hosts", "hostfile", "local", "standalone"], value_name = "COMMAND")]
     pub(crate) host_discovery_script: Option<String>,
     /// Slots of hosts that are printed without
-    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N")]
+    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N", value_parser = number)]
     pub(crate) slots_per_host: Option<u32>,
     /// What happens to the workers at a change: restart, all of them, or in-place, for scripts with @hvd.elastic.run
     /// [default: restart]
@@ -107,7 +108,7 @@ impl ElasticArgs {
 
 /// Options of torchrun and horovodrun that have no meaning here, and what to write in their place.
 const ELSEWHERE: &[(&str, &str)] = &[
-    ("rdzv-conf", "--elastic-timeout SECONDS"),
+    ("rdzv-conf", "--elastic-timeout DURATION"),
     ("local-addr", "--interfaces NAME"),
     ("m", "`-- python3 -m MODULE`"),
     ("module", "`-- python3 -m MODULE`"),
@@ -377,16 +378,8 @@ fn on_change(
     Ok(OnChange::Horovod)
 }
 
-/// Seconds, as horovodrun has them.
 fn cooldown_bound(text: &str) -> Result<Duration, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (1.0..=LONGEST_COOLDOWN).contains(&seconds) => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err(format!(
-            "expected a number of seconds from 1 to {LONGEST_COOLDOWN}"
-        )),
-    }
+    time_within(text, Duration::from_secs(1), LONGEST_COOLDOWN)
 }
 
 /// How long hosts cool down, from the shortest to the longest.
@@ -397,8 +390,8 @@ fn cooldown(given: &ElasticArgs) -> Result<Option<Cooldown>, CliError> {
     if least > most {
         return usage(format!(
             "--blacklist-cooldown-range is {} {}; the first is the shortest time and the second the longest",
-            least.as_secs_f64(),
-            most.as_secs_f64()
+            Span(*least),
+            Span(*most)
         ));
     }
     Ok(Some(Cooldown {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{JobId, Rank};
 use kolo_transport::session::{Connection, Stream};
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OnChange,
     OutputChunk, PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerSignal,
@@ -18,6 +19,8 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::super::error::CliError;
+use super::super::output::{human, write_if_read};
+use super::super::progress;
 use super::discovery;
 use super::report::{self, Outcome};
 use super::signals::{Heard, SIGINT, Signals};
@@ -247,6 +250,7 @@ pub(crate) async fn run(
                         }
                     }
                     JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes, .. } => {
+                        progress::end();
                         if is_elastic {
                             outcome.workers = table.world_size();
                             // The first one may have failed before all its workers ran.
@@ -280,8 +284,8 @@ pub(crate) async fn run(
                         fallen = why;
                     }
                     JobEvent::Waits { room, needed, for_ms } => {
-                        let seconds = Duration::from_millis(for_ms).as_secs_f64().round();
-                        let line = format!("room for {room} of {needed} workers; waiting for hosts, up to {seconds} s");
+                        let limit = human(for_ms);
+                        let line = format!("room for {room} of {needed} workers; waiting for hosts, up to {limit}");
                         // At first they may be on their way.
                         let at = if healthy { clock.now() } else { clock.now() + ARRIVAL };
                         shortage = Some((at, line));
@@ -302,9 +306,9 @@ pub(crate) async fn run(
                     Heard::First(signal) => {
                         outcome.signal = Some(signal);
                         say(&format!(
-                            "{}: ending the job; the workers have {} s; another signal, or the same after a second, ends it at once",
+                            "{}: ending the job; the workers have {}; another signal, or the same after a second, ends it at once",
                             name(signal),
-                            grace.as_secs_f64()
+                            Span(grace)
                         ));
                         ending = true;
                         deadline = Some(ended_by(clock, grace));
@@ -390,8 +394,8 @@ pub(crate) async fn run(
                     continue;
                 }
                 outcome.timed_out = request.limit;
-                let seconds = request.limit.unwrap_or_default().as_secs_f64();
-                say(&format!("the job has run for {seconds} s, which is its --timeout, and is ended"));
+                let limit = Span(request.limit.unwrap_or_default());
+                say(&format!("the job has run for {limit}, which is its --timeout, and is ended"));
                 surveying.spawn_on(survey(Arc::clone(link), outcome.job), link.runtime.handle());
             }
             Some(told) = surveying.join_next(), if !surveying.is_empty() => {
@@ -412,7 +416,7 @@ pub(crate) async fn run(
             }
             () = until(clock, deadline) => {
                 if !ending && !healthy {
-                    return Err(CliError::Local(format!("the head did not start the job within {limit:?}")));
+                    return Err(CliError::Local(format!("the head did not start the job within {}", Span(limit))));
                 }
                 outcome.left = Some(left(outcome.job, |job| format!("the head did not end {job} in time")));
                 return Ok(outcome);
@@ -505,7 +509,7 @@ async fn until(clock: &AwakeClock, deadline: Option<Instant>) {
 /// A line of this command's own. If nobody reads it there is nobody to tell, and nothing waits for that.
 pub(crate) fn say(text: &str) {
     let line = format!("kolo: {text}\n");
-    super::sink::write_if_read(rustix::stdio::stderr(), line.as_bytes());
+    progress::above(|| write_if_read(rustix::stdio::stderr(), line.as_bytes()));
 }
 
 /// Says of a signal that no worker gets it.

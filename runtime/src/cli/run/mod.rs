@@ -46,7 +46,8 @@ use self::sink::{Sink, Style, WriteError, Written};
 pub(super) use self::synonyms::{is_run, translate};
 use super::args::{Args, Command, Connect, Format};
 use super::error::CliError;
-use super::output::Output;
+use super::output::{Output, Screen, failure};
+use super::progress;
 use crate::signals::name;
 
 /// Runs the program, and gives the exit code.
@@ -117,6 +118,7 @@ fn divided(
         signals.unless_hurried(&mut outcome.signal, told).await;
         Ok(outcome.exit_code())
     });
+    progress::end();
     // A read of standard input may still be under way, and a write that nobody reads.
     runtime.shutdown_background();
     result
@@ -136,7 +138,7 @@ fn exit_of_runner(exit: Exit) -> u8 {
 
 fn report(outcome: &Outcome, format: Format) -> String {
     let text = match format {
-        Format::Table => outcome.text(),
+        Format::Table => red(&outcome.text()),
         Format::Json => outcome.json(),
     };
     // On a line of its own.
@@ -146,6 +148,20 @@ fn report(outcome: &Outcome, format: Format) -> String {
         ""
     };
     format!("{end}{text}")
+}
+
+/// The lines of a report, those of kolo in red on a terminal.
+fn red(text: &str) -> String {
+    let screen = Screen::of_this_process();
+    let lines = text.split_inclusive('\n').map(|line| {
+        let (words, end) = line.split_at(line.trim_end_matches('\n').len());
+        if words.starts_with("kolo:") {
+            failure(words, screen) + end
+        } else {
+            line.to_owned()
+        }
+    });
+    lines.collect()
 }
 
 /// If nobody can read the report, the exit code has to do.
@@ -225,8 +241,10 @@ async fn execute(
     format: Format,
     signals: &mut Signals,
 ) -> Result<Outcome, CliError> {
+    progress::show("starting".to_owned());
     let preparing = async {
         let (options, mut plan) = planned(options, here, connect).await?;
+        progress::show(format!("starting {} workers", plan.workers));
         files::prepare(plan.output.as_ref())?;
         let hosts = Hosts::find(&options, &mut plan.spec).await?;
         let ground = place::find(&options, &plan, here).await?;
@@ -237,6 +255,7 @@ async fn execute(
         Ok(prepared) => prepared?,
         Err(ended) => return Ok(*ended),
     };
+    let screen = Screen::of_this_process();
     let shown: Vec<bool> = (0..plan.workers)
         .map(|rank| plan.ranks.contains(rank))
         .collect();
@@ -254,6 +273,7 @@ async fn execute(
         shown: plan.shown,
         output: plan.output,
         workers: plan.workers,
+        colours: [screen.colours, screen.message_colours],
     })
     .map_err(CliError::Start)?;
     let if_shared = (format == Format::Table && plan.limits_threads).then_some(plan::THREADS);

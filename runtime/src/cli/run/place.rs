@@ -14,6 +14,7 @@ use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
 use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
+use super::super::progress::Progress;
 use super::args::Run;
 use super::discovery::{self, Hosts};
 use super::job::Link;
@@ -286,8 +287,10 @@ async fn on_hosts(
     let (head, runtime, driver) = local::start_head(everywhere, None).await.map_err(failed)?;
     let ssh = ssh_options(options, plan);
     let access = HeadAccess::to(&head);
-    let (places, workers): (_, Vec<u32>) = hosts.into_iter().unzip();
-    let up = ssh::bring_up_at(places, &ssh, &access, |_| {})
+    let (places, workers): (Vec<Place>, Vec<u32>) = hosts.into_iter().unzip();
+    let given: Vec<HostSlots> = places.iter().map(|place| place.host.clone()).collect();
+    let mut progress = Progress::new(&given, true);
+    let up = ssh::bring_up_at(places, &ssh, &access, |event| progress.watch(&event))
         .await
         .map_err(|error| match error {
             error @ UpError::SameMachine { .. } => error.into(),

@@ -119,7 +119,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
     torchrun::check(options, &target, bounds.is_some(), local_size, here)?;
     if options.wait.is_some() && bounds.is_some() {
         return usage(
-            "--wait is given for a job that may change, which waits for its fewest workers; give --elastic-timeout SECONDS in its place",
+            "--wait is given for a job that may change, which waits for its fewest workers; give --elastic-timeout DURATION in its place",
         );
     }
     let (env, notes) = variables(options, here, &target)?;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kolo_transport::ids::JobId;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind, WorkerError,
 };
@@ -110,8 +111,8 @@ fn first_cause(failure: &RankFailure) -> String {
 /// A line for each failure that came after the first cause.
 fn told_after(followers: &Followers) -> Vec<String> {
     let line = |follower: &Follower| {
-        let seconds = follower.after_ms as f64 / 1000.0;
-        format!("{seconds:.2} s later: {}", follower.failure)
+        let after = Span(Duration::from_millis(follower.after_ms));
+        format!("{after} later: {}", follower.failure)
     };
     let mut lines: Vec<String> = followers.first.iter().map(line).collect();
     if followers.more > 0 {
@@ -445,7 +446,7 @@ mod tests {
             outcome.text(),
             "kolo: rank 2 on b (pid 4711) failed first, with exit code 1: ValueError: bad batch (train.py:12)\n  \
              [2]<callstack>:     raise ValueError(batch)\n\
-             kolo: 0.41 s later: rank 0 on a (pid 4711) ended with exit code 1\n\
+             kolo: 412ms later: rank 0 on a (pid 4711) ended with exit code 1\n\
              kolo: and 2 more workers failed\n"
         );
         let json: serde_json::Value = serde_json::from_str(&outcome.json()).unwrap();

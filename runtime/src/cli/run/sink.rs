@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use bytes::Bytes;
 use kolo_transport::ids::JobId;
@@ -13,6 +12,8 @@ use kolo_transport::wire::{Member, OutputChunk, PlacedNode, Stdio};
 use rustix::fd::BorrowedFd;
 use tokio::sync::{mpsc, oneshot};
 
+use super::super::output::coloured;
+use super::super::progress;
 use super::files::{Destination, Files};
 use super::lines::{Lines, Source};
 use super::prefix::{Prefix, Values};
@@ -33,6 +34,8 @@ pub(crate) struct Style {
     pub(crate) shown: Shown,
     pub(crate) output: Option<Destination>,
     pub(crate) workers: u32,
+    /// Whether the prefixes of standard output and of standard error have colours.
+    pub(crate) colours: [bool; 2],
 }
 
 /// For the thread.
@@ -260,6 +263,16 @@ impl Printer {
             stream: source.1,
             time_ms,
         });
+        let [stdout, stderr] = self.style.colours;
+        let has_colours = match source.1 {
+            Stdio::Stdout => stdout,
+            Stdio::Stderr => stderr,
+        };
+        let prefix = if has_colours && !prefix.is_empty() {
+            coloured(&prefix, source.0, source.1)
+        } else {
+            prefix
+        };
         if self.style.prefix.is_fixed() {
             self.fixed.insert(source, prefix.clone());
         }
@@ -286,6 +299,10 @@ impl Printer {
 
     fn flush(&mut self) {
         let (mut out, mut err) = (std::mem::take(&mut self.out), std::mem::take(&mut self.err));
+        if !(out.is_empty() && err.is_empty()) {
+            // The workers speak: they run.
+            progress::end();
+        }
         if let Some(last) = err.last() {
             self.mid_line = *last != b'\n';
         }
@@ -316,20 +333,6 @@ impl Printer {
                 drop(trouble.send(error));
             }
         }
-    }
-}
-
-/// How long whoever reads a line may take until there is room for it.
-const ROOM: Duration = Duration::from_millis(200);
-
-/// Writes a line if there is room for it: whoever waits for the end of this command does not wait for its reader.
-pub(crate) fn write_if_read(fd: BorrowedFd<'_>, line: &[u8]) {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let limit = Timespec::try_from(ROOM).ok();
-    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
-    // A pipe with room has a page at least, which is more than a line.
-    if rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
-        rustix::io::write(fd, line).ok();
     }
 }
 

@@ -13,8 +13,9 @@ use kolo_transport::wire::{
     WorkerState,
 };
 
+use super::super::output::timestamp;
 use super::job::Link;
-use super::prefix::{stream_name, timestamp};
+use super::prefix::stream_name;
 
 /// How long head and nodes may take together.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -52,7 +52,7 @@ pub(crate) struct TakenAsGiven {
     node_rank: Option<String>,
     #[arg(long, hide = true, alias = "master_addr")]
     master_addr: Option<String>,
-    #[arg(long, hide = true, alias = "monitor_interval", value_parser = super::super::args::seconds)]
+    #[arg(long, hide = true, alias = "monitor_interval", value_parser = super::super::args::time)]
     monitor_interval: Option<std::time::Duration>,
     #[arg(long, hide = true, alias = "start_method", value_parser = ["spawn", "fork", "forkserver"])]
     start_method: Option<String>,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kolo_transport::wire::RefusalKind;
+use kolo_transport::wire::span::Span;
 use tokio::sync::oneshot;
 
 use super::super::error::CliError;
@@ -40,8 +41,8 @@ pub(super) async fn run(
         };
         if !std::mem::replace(&mut is_told, true) {
             job::say(&format!(
-                "waiting at most {} s for room: {why}",
-                patience.as_secs_f64()
+                "waiting at most {} for room: {why}",
+                Span(patience)
             ));
         }
         let again = until.min(clock.now() + pause);

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::Role;
-use kolo_transport::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Slot};
+use kolo_transport::ids::{DriverId, Incarnation, JobId, NodeId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{
-    Exit, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
-    NodeReply, NodeRequest, Placement, Program, ProgramHash, RankFailure, Refusal, Resources,
-    SubmitFrame,
+    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent, NodeRegistration,
+    NodeReply, NodeRequest, Placement, Program, ProgramHash, Refusal, Resources, SubmitFrame,
 };
 use kolo_transport::{
     CloseCode, Connection, Credentials, Endpoint, EndpointConfig, Expect, FrameReceiver,
@@ -39,7 +38,7 @@ pub(super) fn config() -> HeadConfig {
     }
 }
 
-pub(super) fn spec(placement: Placement) -> JobSpec {
+pub(super) fn pack(workers: u32) -> JobSpec {
     JobSpec {
         name: "test".to_owned(),
         program: Program {
@@ -48,7 +47,7 @@ pub(super) fn spec(placement: Placement) -> JobSpec {
             name: "test".to_owned(),
         },
         args: Vec::new(),
-        placement,
+        placement: Placement::Pack { workers },
         per_worker: Resources {
             cpus: Milli::units(1),
             ..Resources::default()
@@ -63,10 +62,6 @@ pub(super) fn spec(placement: Placement) -> JobSpec {
         no_cache: false,
         elastic: None,
     }
-}
-
-pub(super) fn pack(workers: u32) -> JobSpec {
-    spec(Placement::Pack { workers })
 }
 
 /// An authenticated connection to a head.
@@ -195,53 +190,15 @@ impl FakeNode {
         .await
     }
 
-    pub(super) async fn sees_stop(&mut self, of: JobId) {
-        self.sees(|request| matches!(request, NodeRequest::Stop { job, .. } if *job == of))
-            .await;
-    }
-
-    /// Requests that came and that nobody has looked at.
-    pub(super) fn unseen(&mut self) -> Vec<NodeRequest> {
-        std::iter::from_fn(|| self.seen.try_recv().ok()).collect()
-    }
-
-    pub(super) async fn report(&self, event: NodeEvent) {
-        assert_eq!(
-            self.member.ask(&HeadRequest::Events(vec![event])).await,
-            HeadReply::Done
-        );
-    }
-
     pub(super) async fn ready(&self, job: JobId, slot: u32) {
-        self.report(NodeEvent::WorkerReady {
+        let ready = NodeEvent::WorkerReady {
             job,
             slot: Slot(slot),
             address: Some("127.0.0.1:9".parse().unwrap()),
             incarnation: Incarnation::FIRST,
-        })
-        .await;
-    }
-
-    pub(super) async fn exited(&self, job: JobId, slot: u32, exit: Exit) {
-        let failure = RankFailure {
-            rank: kolo_transport::ids::Rank(slot),
-            node: self.id,
-            hostname: "host".to_owned(),
-            pid: 1,
-            exit,
-            reason: None,
-            stderr_tail: Vec::new(),
-            account: None,
         };
-        self.report(NodeEvent::WorkerExited {
-            job,
-            slot: Slot(slot),
-            failure,
-            expected: false,
-            incarnation: Incarnation::FIRST,
-            generation: Generation(0),
-        })
-        .await;
+        let told = self.member.ask(&HeadRequest::Events(vec![ready])).await;
+        assert_eq!(told, HeadReply::Done);
     }
 }
 
@@ -304,18 +261,6 @@ impl Driver {
     pub(super) async fn submit(&self, spec: JobSpec) -> Submission {
         submit(&self.member, spec).await
     }
-
-    /// The free CPUs of all nodes in order of registration.
-    pub(super) async fn free_cpus(&self) -> Vec<u64> {
-        match self.member.ask(&HeadRequest::Cluster).await {
-            HeadReply::Cluster(cluster) => cluster
-                .nodes
-                .iter()
-                .map(|node| node.available.cpus.0 / 1000)
-                .collect(),
-            other => panic!("{other:?}"),
-        }
-    }
 }
 
 pub(super) async fn submit(member: &Member, spec: JobSpec) -> Submission {
@@ -365,10 +310,5 @@ impl Submission {
 
     pub(super) async fn say(&mut self, frame: SubmitFrame) {
         self.send.send(&frame, &[]).await.unwrap();
-    }
-
-    /// Ends the driver's half of the stream.
-    pub(super) fn finish(&mut self) {
-        self.send.finish();
     }
 }

@@ -340,7 +340,7 @@ async fn the_shapes_are_those_of_the_document() {
     });
     let expected = json!({
         "job": "job-0000000000000014", "name": "digits", "owner": "driver-000000000000000a",
-        "state": "failed", "generation": 1, "workers": [expected_worker], "age_ms": 1234,
+        "state": "failed", "generation": 1, "workers": [expected_worker], "age_ms": 1234, "ended_ms": null,
         "reason": "rank 1 is gone", "rendezvous": "10.0.0.1:8080",
         "network": {
             "choice": "interface", "interface": "eth1", "cached": true, "took_ms": 12, "problem": null,

@@ -77,6 +77,7 @@ pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
             has_program: true,
         }],
         age_ms: 1234,
+        ended_ms: None,
         reason: None,
         rendezvous: None,
         network: None,

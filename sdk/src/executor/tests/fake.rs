@@ -464,6 +464,7 @@ impl FakeJob {
             workers: workers.collect(),
             nodes: self.nodes.clone(),
             age_ms: 0,
+            ended_ms: None,
             reason: None,
             rendezvous: None,
             network: None,

@@ -46,6 +46,7 @@ impl Job {
             workers: Vec::new(),
             nodes: Vec::new(),
             age_ms: age.as_millis() as u64,
+            ended_ms: None,
             reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) if !self.finished => Some(address),

@@ -323,7 +323,7 @@ impl HeadCore {
         let text = format!("a job has ended: {}, {reason}", info.state);
         self.log(Level::Info, (id, None), text);
         if !running.job.is_dry_run() {
-            self.history.push(running.number, info);
+            self.history.push(running.number, self.now.real, info);
         }
         // Whoever asked for a rendezvous while the job ran has been told so before.
         self.outputs.push(Output::CloseRendezvous(id));

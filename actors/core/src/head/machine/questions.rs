@@ -10,7 +10,7 @@ use kolo_wire::{
 
 use super::jobs::Running;
 use super::{Due, HeadCore, Peer, disconnected, unknown_job};
-use crate::head::history::{MAX_LISTED, outline, size, take};
+use crate::head::history::{MAX_LISTED, Remembered, take};
 use crate::head::job::Event;
 use crate::head::messages::{AskId, Caller, Level, Now, Question};
 use crate::head::milliseconds;
@@ -152,7 +152,7 @@ impl HeadCore {
     /// All jobs, the newest first. The workers and nodes of older ones are left out where they would be too many.
     fn list(&self) -> Vec<JobInfo> {
         let ended = self.history.all();
-        let ended = ended.map(|(number, info)| (number, Listed::Ended(info)));
+        let ended = ended.map(|ended| (ended.number, Listed::Ended(ended)));
         let running = self.jobs.values();
         let running = running.map(|running| (running.number, Listed::Running(running)));
         let all: BTreeMap<u64, Listed<'_>> = ended.chain(running).collect();
@@ -170,8 +170,8 @@ impl HeadCore {
     }
 
     pub(super) fn job(&self, job: JobId) -> Result<JobInfo, Refusal> {
-        if let Some(info) = self.history.find(job) {
-            return Ok(info.clone());
+        if let Some(ended) = self.history.find(job) {
+            return Ok(ended.info(self.now.real, true));
         }
         let running = self.jobs.get(&job).ok_or_else(|| unknown_job(job))?;
         Ok(running.info(self.now))
@@ -262,22 +262,21 @@ impl HeadCore {
 
 /// A job of a list.
 enum Listed<'a> {
-    Ended(&'a JobInfo),
+    Ended(&'a Remembered),
     Running(&'a Running),
 }
 
 impl Listed<'_> {
     fn size(&self) -> usize {
         match self {
-            Self::Ended(info) => size(info),
+            Self::Ended(ended) => ended.size(),
             Self::Running(running) => running.job.size(),
         }
     }
 
     fn info(&self, now: Now, whole: bool) -> JobInfo {
         match self {
-            Self::Ended(info) if whole => JobInfo::clone(info),
-            Self::Ended(info) => outline(info),
+            Self::Ended(ended) => ended.info(now.real, whole),
             Self::Running(running) if whole => running.info(now),
             Self::Running(running) => running.outline(now.real),
         }

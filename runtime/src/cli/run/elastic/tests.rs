@@ -245,7 +245,7 @@ fn what_makes_no_sense_is_refused() {
         (
             "-n 2 --min-np 1 --blacklist-cooldown-range 5 1 x",
             true,
-            "--blacklist-cooldown-range is 5 1; the first is the shortest time",
+            "--blacklist-cooldown-range is 5s 1s; the first is the shortest time",
         ),
         (
             "-n 2 --local-ranks-filter 9 x",

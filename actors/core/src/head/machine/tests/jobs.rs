@@ -17,7 +17,7 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
     let third = world.submit(13, 2);
     let refusal = world.refusal(third);
     assert_eq!(refusal.kind, RefusalKind::Unplaceable);
-    let missing = "host1 (node-0000000000000001) has room for 0; cpus: requested 1, available 0";
+    let missing = "host1 (node-0000000000000001) has room for 0; cpus free: 0";
     assert!(refusal.message.contains(missing), "{refusal}");
     let remedy = "it fits when other jobs have ended";
     assert!(refusal.message.ends_with(remedy), "{refusal}");
