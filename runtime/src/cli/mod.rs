@@ -64,12 +64,12 @@ pub fn run(
     err: &mut dyn Write,
     screen: Screen,
 ) -> u8 {
-    let args = match run::translate(args.into_iter().collect(), &Args::command()) {
-        Ok(args) => args,
+    let line = match run::translate(args.into_iter().collect(), &Args::command()) {
+        Ok(line) => line,
         Err(message) => return tell(err, &CliError::Usage(message), screen),
     };
-    let is_run = run::is_run(&args, &Args::command());
-    let args = match Args::try_parse_from(args) {
+    let is_run = run::is_run(&line, &Args::command());
+    let args = match Args::try_parse_from(&line) {
         Ok(args) => args,
         Err(error) => {
             if let Some(known) = run::elsewhere(&error).filter(|_| is_run) {
@@ -78,7 +78,7 @@ pub fn run(
             return wrong_line(err, suggested(error), screen);
         }
     };
-    let result = dispatch(args, &mut Output::new(out, screen)).and_then(|code| {
+    let result = dispatch(args, line, &mut Output::new(out, screen)).and_then(|code| {
         out.flush()?;
         Ok(code)
     });
@@ -131,7 +131,7 @@ fn suggested(mut error: clap::Error) -> clap::Error {
     error
 }
 
-fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
+fn dispatch(args: Args, line: Vec<OsString>, out: &mut Output<'_>) -> Result<u8, CliError> {
     let Args {
         command,
         format,
@@ -151,7 +151,7 @@ fn dispatch(args: Args, out: &mut Output<'_>) -> Result<u8, CliError> {
     };
     make_room("kolo", needed)?;
     if let Command::Run(options) = command {
-        return run::run(*options, &connect, format, out);
+        return run::run(*options, line, &connect, format, out);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -59,6 +59,7 @@ pub(super) async fn dry_run(
             | JobEvent::Generation { .. }
             | JobEvent::Fell { .. }
             | JobEvent::Waits { .. }
+            | JobEvent::Hold { .. }
             | JobEvent::RankLost { .. } => {}
         }
     }

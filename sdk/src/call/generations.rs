@@ -17,6 +17,9 @@ use super::spanning::{Process, SpanEffects, SpanTable};
 use super::table::End;
 use super::values::{Progress, Recovery};
 
+/// Why a generation takes no more calls that has lost nobody.
+pub(super) const CHANGES: &str = "the group is about to change";
+
 /// Generations that wait for a slow reader, at most.
 const NEWS: usize = 64;
 
@@ -72,8 +75,21 @@ struct State {
     has_made: bool,
     /// Hears of each generation that takes calls. None at the end.
     news: Option<broadcast::Sender<Arc<GenerationTable>>>,
+    /// A generation that is to end where that loses no work.
+    offer: Option<Offer>,
+    /// A generation that has ended so, until the head is told.
+    holding: Option<Generation>,
     /// A generation with a node that is not reached, and why. The last one.
     unreachable: Option<(Generation, String)>,
+}
+
+/// A change that waits.
+#[derive(Debug, Clone, Copy)]
+struct Offer {
+    /// The generation that ends then.
+    generation: Generation,
+    /// A value has committed since: what others have not is no reason to wait.
+    at_commit: bool,
 }
 
 /// See the [module](self). Shared by the executor, its calls and the task of its job.
@@ -86,6 +102,8 @@ pub(crate) struct Generations {
     timer: Notify,
     /// A generation may have no calls any more.
     idle: Notify,
+    /// A generation has ended between two calls.
+    held: Notify,
     /// A node is not reached.
     cut_off: Notify,
 }
@@ -104,6 +122,8 @@ impl Generations {
                     values: BTreeMap::new(),
                     has_made: false,
                     news: Some(broadcast::Sender::new(NEWS)),
+                    offer: None,
+                    holding: None,
                     unreachable: None,
                 }),
                 present: watch::Sender::new(Present {
@@ -113,6 +133,7 @@ impl Generations {
                 }),
                 timer: Notify::new(),
                 idle: Notify::new(),
+                held: Notify::new(),
                 cut_off: Notify::new(),
             }
         })
@@ -186,6 +207,9 @@ impl Generations {
                 self.is_over(*generation, false);
             }
         }
+        if !effects.completions.is_empty() {
+            self.between_calls();
+        }
         Group::complete(effects.completions);
         if is_busy {
             self.idle.notify_one();
@@ -257,13 +281,64 @@ impl Generations {
         }
     }
 
-    /// The members hold at a commit, where this generation ends.
-    pub(super) fn hold(&self, generation: Generation) {
-        let group = self.lock().groups.get(&generation).cloned();
-        if let Some(group) = group {
-            group.supersede("the group changes at a commit");
-            self.is_over(generation, false);
+    /// The head asks to end a generation where that loses no work: between two calls, when each value is at its last commit.
+    pub(crate) fn hold(&self, generation: Generation) {
+        self.lock().offer = Some(Offer {
+            generation,
+            at_commit: false,
+        });
+        self.between_calls();
+    }
+
+    /// A value is at a commit. If a change waits the generation takes no more calls, also if another value has none.
+    pub(super) fn has_committed(&self) {
+        let mut state = self.lock();
+        let group = self.now();
+        let offer = state.offer.as_mut();
+        if let Some(offer) = offer.filter(|offer| offer.generation == group.generation()) {
+            offer.at_commit = true;
+            drop(state);
+            self.ends(&group, |group| {
+                group.supersede(CHANGES);
+                true
+            });
+            self.between_calls();
         }
+    }
+
+    /// Perhaps no call is under way.
+    pub(super) fn between_calls(&self) {
+        let mut state = self.lock();
+        let group = self.now();
+        let offer = state.offer;
+        let Some(offer) = offer.filter(|offer| offer.generation == group.generation()) else {
+            return;
+        };
+        // Handles may be dropped meanwhile; their values are, when these owners are.
+        let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
+        let is_committed = |owner: &Arc<Owner>| owner.progress().is_committed();
+        let is_kept = offer.at_commit || owners.iter().all(is_committed);
+        if is_kept && state.spans.is_idle() && self.ends(&group, Group::rest) {
+            state.spans.hold();
+            state.offer = None;
+            state.holding = Some(offer.generation);
+            self.held.notify_one();
+            self.idle.notify_one();
+        }
+        drop(state);
+        drop(owners);
+    }
+
+    /// The present generation takes no more calls, if `ends` says so. No call sees one without the other.
+    fn ends(&self, group: &Arc<Group>, ends: impl FnOnce(&Group) -> bool) -> bool {
+        let mut is_over = false;
+        self.present.send_if_modified(|present| {
+            is_over = ends(group);
+            let is_news = is_over && !present.is_over && Arc::ptr_eq(&present.group, group);
+            present.is_over |= is_news;
+            is_news
+        });
+        is_over
     }
 
     /// Waits for a generation that takes calls.
@@ -305,7 +380,10 @@ impl Generations {
     pub(super) fn forget(&self, object: ObjectId) -> Arc<Group> {
         let mut state = self.lock();
         state.values.remove(&object);
-        self.newest(&state)
+        let newest = self.newest(&state);
+        drop(state);
+        self.between_calls();
+        newest
     }
 
     /// The next generation has begun. Calls that span generations go there from now on; values of executables are to follow.
@@ -348,6 +426,7 @@ impl Generations {
         });
         drop(state);
         self.idle.notify_one();
+        self.between_calls();
     }
 
     /// No more calls are taken; those that are in flight go on.
@@ -390,6 +469,16 @@ impl Generations {
                 return cut_off;
             }
             self.cut_off.notified().await;
+        }
+    }
+
+    /// Waits until a generation has ended between two calls. Cancel safe.
+    pub(crate) async fn holding(&self) -> Generation {
+        loop {
+            if let Some(generation) = self.lock().holding.take() {
+                return generation;
+            }
+            self.held.notified().await;
         }
     }
 

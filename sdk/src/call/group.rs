@@ -16,7 +16,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::entry::{Completion, Effects, Waiters};
 use super::failure::CallError;
-use super::generations::Generations;
+use super::generations::{CHANGES, Generations};
 use super::outbox::{Outbox, Permit, Sink};
 use super::table::{CallTable, End};
 use crate::codec::CodecError;
@@ -55,7 +55,7 @@ pub(crate) struct GroupNode {
 }
 
 /// What is to be run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Request {
     /// For error messages.
     pub(crate) name: String,
@@ -434,8 +434,13 @@ impl Group {
             }
             let (is_over, is_idle) = (state.table.is_over(), state.table.in_flight() == 0);
             drop(state);
-            if is_over && let Some(generations) = self.elastic() {
-                generations.is_over(self.generation(), is_idle);
+            if (is_over || is_idle)
+                && let Some(generations) = self.elastic()
+            {
+                if is_over {
+                    generations.is_over(self.generation(), is_idle);
+                }
+                generations.between_calls();
             }
         }
         effects.completions
@@ -460,6 +465,16 @@ impl Group {
     /// The next generation has begun, or this one can't go on.
     pub(crate) fn supersede(&self, cause: &str) {
         self.lock().table.supersede(cause);
+    }
+
+    /// Takes no more calls, if none is under way.
+    pub(super) fn rest(&self) -> bool {
+        let table = &mut self.lock().table;
+        let is_idle = table.in_flight() == 0;
+        if is_idle {
+            table.supersede(CHANGES);
+        }
+        is_idle
     }
 
     /// Whether it takes no calls any more.

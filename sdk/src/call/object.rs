@@ -123,8 +123,8 @@ impl<S: Scope> Object<S> {
     /// Commits the value's state on all ranks, and gives the number of the commit: 1 for the first, one more for each further one. Ranks
     /// that are lost later cost the calls after the last commit, and no more. For a type that is `#[kolo::executable(elastic)]`.
     ///
-    /// The group grows here, too. If nodes wait to join or to leave, the generation ends at this commit, without a loss: the
-    /// next call waits, or fails with [`CallError::GenerationOver`], as set with
+    /// If nodes wait to join or to leave, the generation ends at this commit, without a loss of this value's work: the next call
+    /// waits, or fails with [`CallError::GenerationOver`], as set with
     /// [`wait_for_recovery`](crate::ExecutorBuilder::wait_for_recovery).
     ///
     /// # Errors
@@ -135,13 +135,12 @@ impl<S: Scope> Object<S> {
         let before = owner.progress().calls();
         let object = owner.object;
         let op = CallOp::Commit { object };
-        let call: Call<All, (u64, Option<Generation>)> =
-            self.send(All, "commit", op, Ok(Vec::new()));
+        let call: Call<All, u64> = self.send(All, "commit", op, Ok(Vec::new()));
         let results = call.await?;
-        let (commit, ends) = results.first().copied().unwrap_or_default();
+        let commit = results.first().copied().unwrap_or_default();
         owner.progress().committed(before + 1, commit);
-        if let (Some(generation), Target::Elastic(generations)) = (ends, &owner.target) {
-            generations.hold(generation);
+        if let Target::Elastic(generations) = &owner.target {
+            generations.has_committed();
         }
         Ok(commit)
     }

@@ -208,7 +208,7 @@ impl<S: Scope> Send<S> {
                     }
                     let group = self.target.now();
                     self.state = match group.try_permit(&request.name) {
-                        Ok(permit) => State::Sent(self.send(group, request, permit)?),
+                        Ok(permit) => self.send(group, request, permit)?,
                         Err(_) => State::Waiting(request, Box::pin(group.permit())),
                     };
                 }
@@ -226,7 +226,7 @@ impl<S: Scope> Send<S> {
                     }
                     Poll::Ready(Some(permit)) => {
                         let group = self.target.now();
-                        self.state = State::Sent(self.send(group, request, Arc::new(permit))?);
+                        self.state = self.send(group, request, Arc::new(permit))?;
                     }
                     Poll::Ready(None) => {
                         return Poll::Ready(Err(CallError::ended(&request.name, GONE)));
@@ -254,21 +254,31 @@ impl<S: Scope> Send<S> {
         group: Arc<Group>,
         request: Request,
         permit: Permit,
-    ) -> Result<Pending, CallError> {
+    ) -> Result<State, CallError> {
         if self.spans
             && let Target::Elastic(generations) = &self.target
         {
-            return Pending::span(generations, request, permit);
+            return Pending::span(generations, request, permit).map(State::Sent);
         }
         if let Some(object) = &self.object {
             object.admit(&group, &request.name)?;
         }
         self.sent_to = group.generation();
         self.ranks = self.scope.ranks(group.world_size());
-        let sent = Pending::send_whole(group, request, self.ranks.clone(), permit)?;
+        let kept = self.target.waits().then(|| request.clone());
+        let sent = match Pending::send_whole(group, request, self.ranks.clone(), permit) {
+            Ok(sent) => sent,
+            // The generation has ended a moment ago.
+            Err(error) => {
+                let next = self.target.recovery();
+                let wait = kept.zip(next).filter(|_| error.is_retryable());
+                let (request, next) = wait.ok_or(error)?;
+                return Ok(State::Recovering(request, Box::pin(next)));
+            }
+        };
         if let Some(object) = &self.object {
             object.count();
         }
-        Ok(sent)
+        Ok(State::Sent(sent))
     }
 }

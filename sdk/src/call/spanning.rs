@@ -92,6 +92,8 @@ pub(crate) struct SpanTable<W> {
     /// Processes of the newest generation that are known to be lost.
     lost: BTreeMap<Process, RankFailure>,
     calls: BTreeMap<CallId, Span<W>>,
+    /// The newest generation takes no calls any more, though nobody is lost.
+    is_held: bool,
     end: Option<End>,
 }
 
@@ -101,6 +103,7 @@ impl<W> SpanTable<W> {
             newest,
             lost: BTreeMap::new(),
             calls: BTreeMap::new(),
+            is_held: false,
             end: None,
         }
     }
@@ -114,6 +117,16 @@ impl<W> SpanTable<W> {
     /// Why no more calls are taken, if none are.
     pub(crate) fn end(&self) -> Option<&End> {
         self.end.as_ref()
+    }
+
+    /// Whether there is no call.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Calls wait for the next generation from now on.
+    pub(crate) fn hold(&mut self) {
+        self.is_held = true;
     }
 
     /// Whether a process has a call that it was given in this generation.
@@ -153,7 +166,7 @@ impl<W> SpanTable<W> {
         let Some(span) = self.calls.get_mut(&call) else {
             return;
         };
-        if !self.lost.is_empty() || span.ends_in.is_some() {
+        if self.is_held || !self.lost.is_empty() || span.ends_in.is_some() {
             return;
         }
         let generation = self.newest.generation;
@@ -174,6 +187,7 @@ impl<W> SpanTable<W> {
     pub(crate) fn generation(&mut self, table: Arc<GenerationTable>) -> SpanEffects<W> {
         let mut effects = SpanEffects::default();
         self.newest = table;
+        self.is_held = false;
         let lost = std::mem::take(&mut self.lost);
         let table = Arc::clone(&self.newest);
         let is_member =

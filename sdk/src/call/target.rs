@@ -25,6 +25,11 @@ impl Target {
         }
     }
 
+    /// Whether calls wait between two generations.
+    pub(crate) fn waits(&self) -> bool {
+        matches!(self, Self::Elastic(generations) if generations.waits)
+    }
+
     /// The wait for the next generation, if this is between two generations and calls are to wait then.
     pub(crate) fn recovery(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let Self::Elastic(generations) = self else {

@@ -80,6 +80,11 @@ impl Progress {
         }
     }
 
+    /// Whether a change of the group loses no call of the value.
+    pub(super) fn is_committed(&self) -> bool {
+        self.calls == self.committed || self.at.is_err()
+    }
+
     /// The value has come to a generation, or could not.
     fn recovered(&mut self, at: Result<(Generation, u64), CallError>) {
         self.at = at;

@@ -45,6 +45,8 @@ pub(super) enum Change {
     Prepared,
     /// A generation can't be called, for a reason in words: the head is to be told.
     Unreachable(Generation, String),
+    /// A generation has ended between two calls: the head is to be told.
+    Holding(Generation),
     /// Anything else has been seen to.
     Done,
 }
@@ -107,6 +109,11 @@ impl Changes {
         }));
     }
 
+    /// A change of a generation waits.
+    pub(super) fn hold(&self, generation: Generation) {
+        self.generations.hold(generation);
+    }
+
     /// Waits for something to be done. Cancel safe.
     pub(super) async fn next(&mut self, printing: &mut Printing) -> Change {
         let opened = async {
@@ -140,6 +147,7 @@ impl Changes {
                 self.cut_off = None;
                 return Change::Unreachable(generation, why);
             }
+            generation = generations.holding() => return Change::Holding(generation),
             Some(()) = self.preparing.next() => return Change::Prepared,
             (channels, placed) = opened => {
                 self.opening = None;

@@ -123,6 +123,7 @@ impl Job {
         let frame = match change {
             Change::Prepared => SubmitFrame::ProgramReady,
             Change::Unreachable(generation, why) => SubmitFrame::Unreachable { generation, why },
+            Change::Holding(generation) => SubmitFrame::Holding { generation },
             Change::Done => return,
         };
         if let Err(error) = self.submit.send.send(&frame, &[]).await {
@@ -181,6 +182,10 @@ impl Job {
             }
             JobEvent::Generation { table, nodes, .. } if self.changes.is_some() => {
                 self.changes.as_mut()?.generation(table, nodes);
+                None
+            }
+            JobEvent::Hold { generation } if self.changes.is_some() => {
+                self.changes.as_ref()?.hold(generation);
                 None
             }
             event => {

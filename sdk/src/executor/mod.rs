@@ -56,6 +56,9 @@ use job::{JobEnd, JobStatus, stop_limit};
 /// with [`CallError::GenerationOver`](crate::CallError::GenerationOver). [`recovered`](Executor::recovered) waits for the next
 /// generation, where the driver calls again.
 ///
+/// A change without a loss, such as growth, cuts no call: the generation ends between two calls, when the values of executables are at
+/// their last commits. A `run` that comes then goes to the next generation.
+///
 /// Values of executables outlive generations, if their type is [`#[kolo::executable(elastic)]`](macro@crate::executable). After a change
 /// they are back at their last commit, and their handles tell the number of that.
 ///

@@ -153,8 +153,8 @@ impl Start {
                 JobEvent::Ended {
                     refusal, failure, ..
                 } => return Err(refused(refusal, failure)),
-                // Of a job of another kind.
-                JobEvent::Fell { .. } | JobEvent::Waits { .. } => {}
+                // Of a generation that is over, or of a job of another kind.
+                JobEvent::Hold { .. } | JobEvent::Fell { .. } | JobEvent::Waits { .. } => {}
                 // The end follows, and says what it means.
                 JobEvent::RankLost { failure, .. } => {
                     tracing::debug!(%failure, "lost while starting");

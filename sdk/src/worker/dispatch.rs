@@ -254,12 +254,8 @@ impl Dispatcher {
         }
         usable(found)?;
         let place = format!("the commit of call {call}");
-        let (commits, ends) = on_state(found, &place, |found| found.commit(context))?;
-        let ends = ends.then(|| context.generation());
-        if let Some(generation) = ends {
-            self.session.hold(generation);
-        }
-        reply.serialize(&(commits, ends))
+        let commits = on_state(found, &place, |found| found.commit(context))?;
+        reply.serialize(&commits)
     }
 
     /// Drops all executables but those of a list, in the order in which they were created.

@@ -70,20 +70,14 @@ impl Object {
         Ok(self.state.driven)
     }
 
-    /// Commits on all ranks, which call this at once. Gives the number of commits that the driver has made, and whether the generation
-    /// ends here.
-    pub(super) fn commit(&mut self, context: &Context) -> Result<(u64, bool), StateError> {
-        self.state.watch(Some(context.interrupt().clone()));
+    /// Commits on all ranks, which call this at once. Gives the number of commits that the driver has made.
+    pub(super) fn commit(&mut self, context: &Context) -> Result<u64, StateError> {
         self.state.driven += 1;
-        let ends = match self.state.commit(context) {
-            Ok(()) => false,
-            Err(StateError::Interrupted) => true,
-            Err(error) => {
-                self.state.driven -= 1;
-                return Err(error);
-            }
-        };
-        Ok((self.state.driven, ends))
+        if let Err(error) = self.state.commit(context) {
+            self.state.driven -= 1;
+            return Err(error);
+        }
+        Ok(self.state.driven)
     }
 }
 

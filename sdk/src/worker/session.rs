@@ -39,8 +39,6 @@ struct State {
     call: Option<(CallId, Context)>,
     /// The number of the last commit.
     commit: u64,
-    /// The last generation that this worker takes no calls of any more, as its members hold at a commit.
-    held: Generation,
     told: Told,
     /// Why there are no more generations.
     ended: Option<String>,
@@ -145,11 +143,9 @@ impl Session {
     ) -> Result<Context, CallFailure> {
         let mut state = self.state();
         let present = state.present.as_ref();
-        let takes =
-            |context: &&Context| context.generation() == generation && state.held != generation;
+        let takes = |context: &&Context| context.generation() == generation;
         let Some(context) = present.filter(takes) else {
             let place = match present {
-                Some(_) if state.held == generation => "at a commit where that ends".to_owned(),
                 Some(context) => format!("in generation {}", context.generation()),
                 None => "in no generation".to_owned(),
             };
@@ -217,19 +213,6 @@ impl Session {
     pub(crate) fn latest(&self, context: &Context) -> Context {
         let mut state = self.state();
         state.go_on().unwrap_or_else(|| context.clone())
-    }
-
-    /// All members have committed where their generation ends. This worker takes no more calls of it: their work would be lost.
-    pub(crate) fn hold(&self, generation: Generation) {
-        let mut state = self.state();
-        if state.newest == generation {
-            state.held = generation;
-            self.tell(FromWorker::Holding {
-                generation,
-                commit: state.commit,
-                failed: None,
-            });
-        }
     }
 
     /// Waits for a generation after the one of `left`, whose elastic loop can't go on, and takes the call there.

@@ -431,7 +431,7 @@ impl World {
                     self.plan_end(driver);
                 }
             }
-            JobEvent::Fell { .. } | JobEvent::Waits { .. } => {}
+            JobEvent::Fell { .. } | JobEvent::Waits { .. } | JobEvent::Hold { .. } => {}
             JobEvent::RankLost { failure, .. } => {
                 self.drivers[driver].lost.insert(failure.rank);
                 if !self.drivers[driver].is_elastic() && self.random.percent(70) {

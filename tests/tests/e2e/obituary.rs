@@ -33,15 +33,10 @@ async fn g3_half_of_an_elastic_job_goes_on_at_once_when_the_daemon_of_the_other_
     let cluster = TestCluster::builder().nodes(2).slots(2).lease(lease);
     let mut cluster = cluster.start().await?;
     let connected = cluster.connect().await?;
-    let executor = loop {
-        let elastic = Executor::builder().workers(1..=4).output(Output::Silent);
-        let executor = elastic.start(&connected).await?;
-        if step(&executor).await? == [4; 4] {
-            break executor;
-        }
-        // The slower node's workers came too late. They join at a commit, and there is none. The next start sends no program.
-        executor.shutdown().await?;
-    };
+    let elastic = Executor::builder().workers(1..=4).output(Output::Silent);
+    let executor = elastic.start(&connected).await?;
+    // The slower node's workers may come later.
+    while step(&executor).await? != [4; 4] {}
     cluster.kill_node(1)?;
     let killed = Instant::now();
     assert_eq!(step(&executor).await?, [2, 2]);

@@ -167,6 +167,16 @@ fn the_report_is_a_line_of_its_own_whatever_was_printed_before() {
     let report: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
     assert_eq!(report["exit_code"], 3);
     assert!(err.lines().any(|line| line.ends_with("partial")), "{err}");
+
+    // Also of a job that never was.
+    let mut command = kolo();
+    command.args(["--format", "json", "run", "--rdzv-backend", "etcd", "true"]);
+    let out = output(command);
+    assert_eq!(out.status.code(), Some(2), "{out:?}");
+    let report: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
+    let reason = report["reason"].as_str().unwrap();
+    assert!(reason.contains("allowed are c10d and static"), "{reason}");
+    assert_eq!(report["exit_code"], 2);
 }
 
 #[tokio::test]

@@ -1,18 +1,58 @@
-//! `kolo run` of jobs that go on: any program, started anew when something is lost or comes.
+//! `kolo run` of jobs that go on: any program, started anew when something is lost or comes. Tests that are called `test_` are those of
+//! torch's launcher and of Horovod's elastic runs with that name.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
 use std::io::{BufReader, Read};
-use std::process::{Child, ChildStdout, Command};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
 
 use kolo_harness::{TestCluster, kolo};
 use kolo_transport::wire::{JobInfo, JobState};
+use rustix::process::{Signal, kill_process};
 
-use crate::run::{code, output, script, start, text};
-use crate::support::soon;
+use crate::run::{code, output, pid, script, start, text};
+use crate::support::{gone, is_running, soon};
+
+/// Two nodes of two slots, at least one of them, and no failure is allowed.
+const OPTIONS: [&str; 6] = [
+    "--nnodes",
+    "1:2",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "0",
+];
+
+/// A command that does not end by itself.
+const WAIT: &str = "exec sleep 1000";
+
+/// Waits in a first group, where it ends with code 9 at TERM and at USR1; ends well in a later group of this size.
+fn until_size(size: u32) -> String {
+    format!(
+        "if [ $KOLO_GENERATION -gt 1 ] && [ $WORLD_SIZE = {size} ]; then \
+         echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE group $GROUP_RANK/$GROUP_WORLD_SIZE \
+         role $ROLE_RANK/$ROLE_WORLD_SIZE horovod $HOROVOD_RANK/$HOROVOD_SIZE try $TORCHELASTIC_RESTART_COUNT; exit 0; fi; \
+         trap 'exit 9' TERM USR1; echo $$; echo ready; while :; do sleep 0.05; done"
+    )
+}
+
+/// What the ranks of such a group say, on hosts of two, if no restart was used up.
+fn whole(size: u32) -> Vec<String> {
+    let hosts = size / 2;
+    let line = |rank| {
+        let (host, local) = (rank / 2, rank % 2);
+        format!(
+            "{rank}/{size} local {local}/2 group {host}/{hosts} role {rank}/{size} horovod {rank}/{size} try 0"
+        )
+    };
+    (0..size).map(line).collect()
+}
 
 /// The lines of all ranks without their prefix, sorted.
-pub fn lines(bytes: &[u8]) -> Vec<String> {
+fn lines(bytes: &[u8]) -> Vec<String> {
     let mut lines: Vec<String> = text(bytes)
         .lines()
         .map(|line| {
@@ -25,8 +65,64 @@ pub fn lines(bytes: &[u8]) -> Vec<String> {
     lines
 }
 
-/// A command that does not end by itself.
-const WAIT: &str = "exec sleep 1000";
+/// `kolo run` on this machine.
+fn run(options: &[&str], program: &str) -> Output {
+    output(script(kolo(), options, program))
+}
+
+/// The process ids that the workers have printed.
+fn workers(printed: &[String]) -> Vec<u32> {
+    let numbers = printed.iter().filter_map(|line| line.rsplit(':').next());
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
+async fn cluster(names: &[&str]) -> TestCluster {
+    let builder = TestCluster::builder().nodes(names.len()).slots(2);
+    builder
+        .hostnames(names.iter().copied())
+        .start()
+        .await
+        .unwrap()
+}
+
+type Started = (Child, BufReader<ChildStdout>, Vec<String>);
+
+/// Starts a job and waits until so many ranks are ready.
+async fn begin(command: Command, ranks: usize) -> Started {
+    let starting = tokio::task::spawn_blocking(move || start(command, ranks));
+    soon(starting).await.unwrap()
+}
+
+/// Waits until the head knows that all run: a loss before that is one of the start.
+async fn healthy(cluster: &TestCluster) {
+    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
+    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
+    healthy.await.unwrap();
+}
+
+/// The rest of the output, the errors, and the exit code.
+fn rest((mut child, mut reader, _): Started) -> (Vec<String>, String, i32) {
+    let (mut out, mut err) = (Vec::new(), String::new());
+    reader.read_to_end(&mut out).unwrap();
+    let mut stderr = child.stderr.take().unwrap();
+    stderr.read_to_string(&mut err).unwrap();
+    let status = child.wait().unwrap();
+    (lines(&out), err, status.code().unwrap_or(-1))
+}
+
+async fn end(started: Started) -> (Vec<String>, String, i32) {
+    let ending = tokio::task::spawn_blocking(move || rest(started));
+    soon(ending).await.unwrap()
+}
+
+async fn drain(cluster: &TestCluster, node: usize) {
+    let mut kolo = cluster.kolo().unwrap();
+    let node = cluster.node_id(node).unwrap().to_string();
+    kolo.args(["node", "drain", &node]).stdin(Stdio::null());
+    let out = tokio::task::spawn_blocking(move || kolo.output());
+    let out = out.await.unwrap().unwrap();
+    assert!(out.status.success(), "{out:?}");
+}
 
 #[test]
 fn a_killed_worker_starts_the_group_anew_and_all_that_exit_with_0_end_it() {
@@ -35,11 +131,7 @@ fn a_killed_worker_starts_the_group_anew_and_all_that_exit_with_0_end_it() {
          group $GROUP_RANK/$GROUP_WORLD_SIZE port $MASTER_PORT meet $HOROVOD_GLOO_RENDEZVOUS_PORT; \
          if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 1 ] && kill -9 $$; {WAIT}; fi"
     );
-    let out = output(script(
-        kolo(),
-        &["-n", "3", "--max-restarts", "2"],
-        &script_text,
-    ));
+    let out = run(&["-n", "3", "--max-restarts", "2"], &script_text);
     assert_eq!(code(&out), 0, "{out:?}");
     let lines = lines(&out.stdout);
     assert_eq!(lines.len(), 6, "{lines:?}");
@@ -81,11 +173,7 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
     let script_text = format!(
         "echo try $TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] && {{ echo last words >&2; exit 7; }}; {WAIT}"
     );
-    let out = output(script(
-        kolo(),
-        &["-n", "2", "--max-restarts", "2"],
-        &script_text,
-    ));
+    let out = run(&["-n", "2", "--max-restarts", "2"], &script_text);
     assert_eq!(code(&out), 7, "{out:?}");
     let tries = lines(&out.stdout);
     for attempt in 0..=2 {
@@ -104,11 +192,7 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
     );
 
     // Without restarts it is as it always was.
-    let out = output(script(
-        kolo(),
-        &["-n", "2", "--max-restarts", "0"],
-        &script_text,
-    ));
+    let out = run(&["-n", "2", "--max-restarts", "0"], &script_text);
     assert_eq!(code(&out), 7, "{out:?}");
     assert!(!text(&out.stderr).contains("restarts"), "{out:?}");
 }
@@ -131,109 +215,16 @@ fn a_rank_that_is_done_waits_for_nobody_and_is_started_again_with_the_others() {
     );
 }
 
-#[test]
-fn options_that_mean_nothing_here_say_what_to_write() {
-    for (options, instead) in [
-        (
-            &["--rdzv-backend", "etcd"][..],
-            "allowed are c10d and static",
-        ),
-        (&["--rdzv-endpoint", "h:1"], "--head HOST:PORT"),
-        (
-            &["--elastic", "horovod", "--on-change", "restart"],
-            "give one of them",
-        ),
-    ] {
-        let mut command = kolo();
-        command.arg("run").args(options).arg("true");
-        let out = output(command);
-        assert_eq!(code(&out), 2, "{out:?}");
-        let err = text(&out.stderr);
-        assert!(err.contains(instead) && err.lines().count() == 1, "{err}");
-        let mut command = kolo();
-        command.args(["--format", "json", "run"]).args(options);
-        let out = output({
-            command.arg("true");
-            command
-        });
-        let line: serde_json::Value = serde_json::from_slice(&out.stderr).unwrap();
-        assert_eq!(line["exit_code"], code(&out), "{line}");
-        assert!(line["reason"].as_str().unwrap().contains(instead), "{line}");
-    }
-}
-
-pub async fn cluster(names: &[&str]) -> TestCluster {
-    let builder = TestCluster::builder().nodes(names.len()).slots(2);
-    builder
-        .hostnames(names.iter().copied())
-        .start()
-        .await
-        .unwrap()
-}
-
-pub type Started = (Child, BufReader<ChildStdout>, Vec<String>);
-
-/// Starts a job and waits until so many ranks are ready.
-pub async fn begin(command: Command, ranks: usize) -> Started {
-    let starting = tokio::task::spawn_blocking(move || start(command, ranks));
-    soon(starting).await.unwrap()
-}
-
-/// Waits until the head knows that all run: a loss before that is one of the start.
-pub async fn healthy(cluster: &TestCluster) {
-    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
-    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
-    healthy.await.unwrap();
-}
-
-/// The rest of the output, the errors, and the exit code.
-pub async fn end((mut child, mut reader, _): Started) -> (Vec<String>, String, i32) {
-    let ending = tokio::task::spawn_blocking(move || {
-        let (mut out, mut err) = (Vec::new(), String::new());
-        reader.read_to_end(&mut out).unwrap();
-        let mut stderr = child.stderr.take().unwrap();
-        stderr.read_to_string(&mut err).unwrap();
-        let status = child.wait().unwrap();
-        (lines(&out), err, status.code().unwrap_or(-1))
-    });
-    soon(ending).await.unwrap()
-}
-
-/// Ends when the group has this size.
-fn until_size(size: u32) -> String {
-    format!(
-        "if [ $WORLD_SIZE = {size} ]; then \
-         echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE group $GROUP_RANK/$GROUP_WORLD_SIZE \
-         role $ROLE_RANK/$ROLE_WORLD_SIZE horovod $HOROVOD_RANK/$HOROVOD_SIZE try $TORCHELASTIC_RESTART_COUNT; \
-         else echo ready; {WAIT}; fi"
-    )
-}
-
 #[tokio::test]
 async fn a_lost_node_is_gone_without_and_costs_no_restart() {
     let mut cluster = cluster(&["a", "b"]).await;
-    let options = [
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "0",
-    ];
-    let command = script(cluster.kolo().unwrap(), &options, &until_size(2));
+    let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(2));
     let started = begin(command, 4).await;
     healthy(&cluster).await;
     cluster.kill_node(0).unwrap();
     let (out, err, code) = end(started).await;
     assert_eq!(code, 0, "{err}");
-    assert_eq!(
-        out,
-        [
-            "0/2 local 0/2 group 0/1 role 0/2 horovod 0/2 try 0",
-            "1/2 local 1/2 group 0/1 role 1/2 horovod 1/2 try 0"
-        ],
-        "{err}"
-    );
+    assert_eq!(out, whole(2), "{err}");
     assert!(
         err.contains("the group is started anew: 4 -> 2 workers, failures so far 0 of 0"),
         "{err}"
@@ -284,31 +275,305 @@ async fn a_lost_node_costs_no_restart_though_its_peers_fail_first() {
 async fn a_node_that_joins_starts_the_group_anew_with_more() {
     let mut cluster = cluster(&["a", "b"]).await;
     cluster.terminate_node(1).await.unwrap();
-    let options = [
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "0",
-    ];
-    let command = script(cluster.kolo().unwrap(), &options, &until_size(4));
+    let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(4));
     let started = begin(command, 2).await;
     healthy(&cluster).await;
     cluster.restart_node(1).await.unwrap();
     let (out, err, code) = end(started).await;
     assert_eq!(code, 0, "{err}");
-    let expected: Vec<String> = (0..4)
-        .map(|rank| {
-            let (group, local) = (rank / 2, rank % 2);
-            format!("{rank}/4 local {local}/2 group {group}/2 role {rank}/4 horovod {rank}/4 try 0")
-        })
-        .collect();
-    assert_eq!(out, expected, "{err}");
+    assert_eq!(out, whole(4), "{err}");
     assert!(
         err.contains("there is room for more; 2 workers are stopped")
             && err.contains("2 -> 4 workers, failures so far 0 of 0"),
         "{err}"
     );
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drained_node_is_gone_without_and_its_workers_exits_are_no_failures() {
+    // By an operator, and by a signal to the daemon.
+    for by_operator in [true, false] {
+        let mut cluster = cluster(&["a", "b"]).await;
+        let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(2));
+        let started = begin(command, 4).await;
+        healthy(&cluster).await;
+        if by_operator {
+            drain(&cluster, 0).await;
+        } else {
+            cluster.terminate_node(0).await.unwrap();
+        }
+        let (out, err, code) = end(started).await;
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(out, whole(2), "{err}");
+        let line = err.lines().find(|line| line.contains("started anew"));
+        let line = line.unwrap();
+        assert!(
+            line.contains("4 -> 2 workers, failures so far 0 of 0"),
+            "{err}"
+        );
+        assert!(err.contains("kolo: a leaves: "), "{err}");
+        cluster.stop().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_killed_and_started_again_has_its_workers_again() {
+    let mut cluster = cluster(&["a", "b"]).await;
+    let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(4));
+    let started = begin(command, 4).await;
+    healthy(&cluster).await;
+    cluster.kill_node(1).unwrap();
+    cluster.restart_node(1).await.unwrap();
+    let (out, err, code) = end(started).await;
+    assert_eq!(code, 0, "{err}");
+    let last = out.into_iter().filter(|line| line.contains("try"));
+    assert_eq!(last.collect::<Vec<_>>(), whole(4), "{err}");
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_launcher_takes_the_workers_of_all_nodes_along() {
+    let cluster = cluster(&["a", "b"]).await;
+    let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(2));
+    let (mut child, _out, printed) = begin(command, 4).await;
+    healthy(&cluster).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let workers = workers(&printed);
+    assert_eq!(workers.len(), 4);
+    for worker in workers {
+        gone(worker).await;
+    }
+    let over = cluster.wait_until("the cluster is idle", |info| info.running_jobs == 0);
+    over.await.unwrap();
+    cluster.stop().await.unwrap();
+}
+
+/// Nobody is left to kill a discovery script that hangs.
+#[tokio::test]
+async fn a_killed_launcher_takes_its_discovery_script_along() {
+    let cluster = cluster(&["a"]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = dir.path().join("hosts.sh");
+    // The first look tells the host, the next ones hang with a child.
+    let text = "cd \"${0%/*}\"; if mkdir first 2>/dev/null; then echo a:2; exit; fi; \
+                sleep 1000 & echo $$ $! > new; mv new pids; wait";
+    std::fs::write(&hosts, text).unwrap();
+    let discovery = format!("sh {}", hosts.display());
+    let options = ["-n", "2", "--host-discovery-script", &discovery];
+    let command = script(cluster.kolo().unwrap(), &options, &until_size(9));
+    let (mut child, _out, printed) = begin(command, 2).await;
+    let pids = dir.path().join("pids");
+    let hangs = async {
+        loop {
+            match std::fs::read_to_string(&pids) {
+                Ok(pids) => return pids,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let pids = soon(hangs).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let pids = pids.split_whitespace().map(|pid| pid.parse().unwrap());
+    for pid in pids.chain(workers(&printed)) {
+        gone(pid).await;
+    }
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_the_head_the_launcher_and_the_workers_end() {
+    let mut cluster = cluster(&["a", "b"]).await;
+    let command = script(cluster.kolo().unwrap(), &OPTIONS, &until_size(2));
+    let started = begin(command, 4).await;
+    healthy(&cluster).await;
+    let workers = workers(&started.2);
+    cluster.kill_head().unwrap();
+    let (_, err, code) = end(started).await;
+    assert_eq!(code, 4, "{err}");
+    for worker in workers {
+        gone(worker).await;
+    }
+}
+
+/// Also `test_wrapper_fn_kill_script_process` of torch's launcher.
+#[test]
+fn exits_after_a_user_signal_cost_no_restart_and_term_is_the_end() {
+    let options = [
+        "-n",
+        "2",
+        "--min-np",
+        "1",
+        "--max-restarts",
+        "0",
+        "--grace",
+        "600",
+    ];
+    for signal in [Signal::USR1, Signal::TERM] {
+        let command = script(kolo(), &options, &until_size(2));
+        let started = start(command, 2);
+        let workers = workers(&started.2);
+        kill_process(pid(&started.0), signal).unwrap();
+        let (out, err, code) = rest(started);
+        if signal == Signal::USR1 {
+            assert_eq!((code, out), (0, whole(2)), "{err}");
+            assert!(
+                err.contains("2 -> 2 workers, failures so far 0 of 0"),
+                "{err}"
+            );
+            assert!(err.contains(": left: exit code 9"), "{err}");
+        } else {
+            assert_eq!((code, out.len()), (143, 0), "{err}");
+            assert!(!err.contains("started anew"), "{err}");
+        }
+        assert_eq!(workers.len(), 2);
+        assert!(!workers.into_iter().any(is_running));
+    }
+}
+
+/// A group of the nodes that can run the program.
+#[tokio::test]
+async fn a_node_that_can_not_run_the_program_is_left_out_and_named() {
+    let mut cluster = cluster(&["a", "b"]).await;
+    cluster.terminate_node(1).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("train");
+    let text = "#!/bin/sh\ntrap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done\n";
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut command = cluster.kolo().unwrap();
+    command.arg("run").args(OPTIONS).arg("--").arg(&program);
+    command.stdin(Stdio::null());
+    let started = begin(command, 2).await;
+    healthy(&cluster).await;
+    let job = cluster.wait_for_jobs("there is a job", |jobs| jobs.len() == 1);
+    let job = job.await.unwrap()[0].job;
+
+    // It is on no host any more when the second one is asked.
+    std::fs::remove_file(&program).unwrap();
+    cluster.restart_node(1).await.unwrap();
+    let left_out = async {
+        loop {
+            let info = cluster.job(job).await.unwrap();
+            let membership = info.membership.unwrap();
+            if let [left_out] = &membership.left_out[..] {
+                return left_out.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let left_out = soon(left_out).await;
+    assert_eq!(left_out.hostname, "b");
+    let expected = format!("the program `{}` does not exist", program.display());
+    assert!(left_out.why.contains(&expected), "{left_out:?}");
+    kill_process(pid(&started.0), Signal::TERM).unwrap();
+    let (_, err, code) = end(started).await;
+    assert_eq!(code, 143, "{err}");
+    assert!(!err.contains("started anew"), "{err}");
+    cluster.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn fewer_workers_than_the_fewest_end_the_job_after_the_elastic_timeout() {
+    let mut cluster = cluster(&["a", "b"]).await;
+    let options = ["--min-np", "3", "--max-np", "4", "--elastic-timeout", "1"];
+    let command = script(cluster.kolo().unwrap(), &options, &until_size(2));
+    let started = begin(command, 4).await;
+    healthy(&cluster).await;
+    cluster.kill_node(1).unwrap();
+    let (_, err, code) = end(started).await;
+    assert_eq!(code, 1, "{err}");
+    let expected =
+        "there is room for 2 workers; needed are at least 3, and no more came within 1 s";
+    assert!(err.contains(expected), "{err}");
+    assert!(err.contains("; the last failure: rank 2 on b "), "{err}");
+    cluster.stop().await.unwrap();
+}
+
+#[test]
+fn test_launch_elastic() {
+    let options = ["--nnodes", "1:2", "--nproc-per-node", "4"];
+    let out = run(
+        &options,
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK $TORCHELASTIC_MAX_RESTARTS",
+    );
+    assert_eq!(code(&out), 0, "{out:?}");
+    // This machine is one host, so that the size can't change.
+    assert_eq!(
+        lines(&out.stdout),
+        ["0/4 0 0", "1/4 1 0", "2/4 2 0", "3/4 3 0"]
+    );
+}
+
+#[test]
+fn test_launch_elastic_worker_raise_exception() {
+    let out = run(&OPTIONS, &format!("[ $RANK = 1 ] && exit 9; {WAIT}"));
+    assert_eq!(code(&out), 9, "{out:?}");
+    let err = text(&out.stderr);
+    // When the group is stopped, and at the end.
+    assert_eq!(err.matches("rank 1 on ").count(), 2, "{err}");
+    assert!(!err.contains("rank 0 on "), "{err}");
+    assert!(!err.contains("is started anew"), "{err}");
+}
+
+#[tokio::test]
+async fn test_launch_elastic_multiple_agents() {
+    let cluster = cluster(&["a", "b"]).await;
+    let command = script(
+        cluster.kolo().unwrap(),
+        &OPTIONS,
+        &format!("[ $WORLD_SIZE = 4 ] && echo $RANK of $GROUP_RANK && exit 0; {WAIT}"),
+    );
+    let running = tokio::task::spawn_blocking(move || output(command));
+    let out = running.await.unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    assert_eq!(lines(&out.stdout), ["0 of 0", "1 of 0", "2 of 1", "3 of 1"]);
+    cluster.stop().await.unwrap();
+}
+
+#[test]
+fn test_all_ranks_failure() {
+    let out = run(
+        &["-n", "2", "--max-restarts", "1"],
+        "echo try $TORCHELASTIC_RESTART_COUNT; exit 5",
+    );
+    assert_eq!(code(&out), 5, "{out:?}");
+    // One that fails first takes the other along, perhaps before that has said a word.
+    let tries = lines(&out.stdout);
+    assert!(tries.contains(&"try 1".to_owned()), "{tries:?}");
+    assert!(!tries.contains(&"try 2".to_owned()), "{tries:?}");
+    let err = text(&out.stderr);
+    assert!(err.contains("2 failures, allowed restarts: 1"), "{err}");
+}
+
+#[test]
+fn test_reset_limit() {
+    let options = ["-n", "1", "--max-restarts", "5", "--reset-limit", "1"];
+    let out = run(&options, "echo try $TORCHELASTIC_RESTART_COUNT; exit 4");
+    assert_eq!(code(&out), 4, "{out:?}");
+    assert_eq!(lines(&out.stdout), ["try 0", "try 1"]);
+    assert!(text(&out.stderr).contains("(reset_limit)"), "{out:?}");
+}
+
+#[tokio::test]
+async fn test_min_hosts_timeout() {
+    let cluster = cluster(&["a"]).await;
+    // There is room for both workers, on one host.
+    let options = [
+        "--nnodes",
+        "2:3",
+        "--nproc-per-node",
+        "1",
+        "--elastic-timeout",
+        "1",
+    ];
+    let command = script(cluster.kolo().unwrap(), &options, "true");
+    let running = tokio::task::spawn_blocking(move || output(command));
+    let out = running.await.unwrap();
+    assert_eq!(code(&out), 1, "{out:?}");
+    let err = text(&out.stderr);
+    assert!(err.contains("needed are at least 2"), "{err}");
     cluster.stop().await.unwrap();
 }

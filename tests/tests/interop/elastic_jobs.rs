@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::jobs::{Random, Running, Script, Shape, kill, on_nodes, turn};
 use anyhow::{Context as _, ensure};
 use kolo_harness::{Framework, TestCluster, kolo};
-use rustix::process::{Pid, Signal, kill_process};
-
-use crate::jobs::{Running, Script, Shape, on_nodes, turn};
 
 /// Nobody leaves and nobody comes: it is a script like others, as under `horovodrun`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,11 +124,6 @@ impl Steps {
     }
 }
 
-fn kill(pid: i32) -> anyhow::Result<()> {
-    let pid = Pid::from_raw(pid).context("no pid")?;
-    Ok(kill_process(pid, Signal::KILL)?)
-}
-
 fn steps() -> anyhow::Result<Option<Script>> {
     Script::find(Framework::Horovod, "horovod_steps.py")
 }
@@ -190,13 +183,13 @@ async fn horovod_workers_go_on_while_hosts_leave_and_come() -> anyhow::Result<()
     ];
     let mut job = Steps::start(script, cluster.kolo()?, &options)?;
     let mut survivor = job.group(1)?[0];
-    job.work(1 + random.below(20))?;
+    job.work(1 + random.below(10))?;
     tell("a:1\nb:1\n")?;
-    for round in 0..6 {
+    for round in 0..10 {
         let both = job.group(2)?;
         // whoever has been there longest is first, and hands its state on.
         ensure!(both[0] == survivor, "round {round}: {both:?}, {survivor}");
-        job.work(1 + random.below(20))?;
+        job.work(1 + random.below(10))?;
         match round % 3 {
             0 => cluster.kill_node(1)?,
             1 => node(&cluster, "drain")?,
@@ -205,7 +198,7 @@ async fn horovod_workers_go_on_while_hosts_leave_and_come() -> anyhow::Result<()
         let alone = job.group(1)?;
         ensure!(alone == [survivor], "round {round}: {alone:?} of {both:?}");
         survivor = alone[0];
-        job.work(1 + random.below(20))?;
+        job.work(1 + random.below(10))?;
         match round % 3 {
             0 => cluster.restart_node(1).await?,
             1 => node(&cluster, "undrain")?,
@@ -222,29 +215,6 @@ fn node(cluster: &TestCluster, word: &str) -> anyhow::Result<()> {
     let out = cluster.kolo()?.args(["node", word, "b"]).output()?;
     ensure!(out.status.success(), "{out:?}");
     Ok(())
-}
-
-/// Numbers that a seed gives.
-struct Random(u64);
-
-impl Random {
-    /// The seed of `KOLO_TEST_SEED`, or another one each time, which a test that fails shows.
-    fn new() -> anyhow::Result<Self> {
-        let seed = match std::env::var("KOLO_TEST_SEED") {
-            Ok(given) => given.parse()?,
-            Err(_) => std::time::SystemTime::UNIX_EPOCH.elapsed()?.as_millis() as u64,
-        };
-        println!("KOLO_TEST_SEED={seed}");
-        Ok(Self(seed))
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
 }
 
 /// In every second round another worker is killed while the group is smaller.

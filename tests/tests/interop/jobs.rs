@@ -1,6 +1,8 @@
 //! Jobs of `kolo run`, bounded in time.
 
+use std::collections::hash_map::RandomState;
 use std::ffi::OsStr;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use kolo_harness::{Framework, TestCluster};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Longest time for a job: each imports a framework in every worker.
@@ -19,6 +22,35 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub async fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::const_new(());
     TURN.lock().await
+}
+
+/// Numbers that a seed gives (splitmix64).
+pub struct Random(u64);
+
+impl Random {
+    /// The seed of `KOLO_INTEROP_SEED`, or another one each time, which a test that fails shows.
+    pub fn new() -> anyhow::Result<Self> {
+        let seed = match std::env::var("KOLO_INTEROP_SEED") {
+            Ok(seed) => seed.parse()?,
+            Err(_) => RandomState::new().build_hasher().finish(),
+        };
+        eprintln!("KOLO_INTEROP_SEED={seed}");
+        Ok(Self(seed))
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (bits ^ (bits >> 31)) % limit
+    }
+}
+
+/// `kill -9 PID`.
+pub fn kill(pid: i32) -> anyhow::Result<()> {
+    let pid = Pid::from_raw(pid).context("no pid")?;
+    Ok(kill_process(pid, Signal::KILL)?)
 }
 
 /// What a job has written, and how it has ended.

@@ -2,42 +2,15 @@
 //!
 //! When something is lost depends on a seed. Each moment is an event of the script: a number of steps, or its beginning.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::process::Command;
 
+use crate::jobs::{Ended, Random, Running, Script, kill, turn};
 use anyhow::{Context as _, ensure};
 use kolo_harness::{Framework, TestCluster, kolo};
-use rustix::process::{Pid, Signal, kill_process};
-
-use crate::jobs::{Ended, Running, Script, turn};
 
 const ROUNDS: u32 = 10;
 /// Most steps before a loss.
 const STEPS: u64 = 30;
-
-/// Numbers that a seed gives (splitmix64).
-struct Random(u64);
-
-impl Random {
-    /// The seed of `KOLO_INTEROP_SEED`, or another one each time, which a test that fails shows.
-    fn new() -> anyhow::Result<Self> {
-        let seed = match std::env::var("KOLO_INTEROP_SEED") {
-            Ok(seed) => seed.parse()?,
-            Err(_) => RandomState::new().build_hasher().finish(),
-        };
-        eprintln!("KOLO_INTEROP_SEED={seed}");
-        Ok(Self(seed))
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (bits ^ (bits >> 31)) % limit
-    }
-}
 
 /// What a rank says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +45,7 @@ impl Line {
 #[derive(Debug)]
 struct Group {
     number: u64,
-    pids: Vec<Pid>,
+    pids: Vec<i32>,
 }
 
 /// A job under way.
@@ -143,7 +116,7 @@ impl Job {
                 pids.fill(None);
             }
             if line.group == number {
-                pids[line.rank] = Pid::from_raw(i32::try_from(line.number)?);
+                pids[line.rank] = Some(i32::try_from(line.number)?);
             }
         }
         let pids = pids.into_iter().flatten().collect();
@@ -172,7 +145,7 @@ impl Job {
     fn kill(&mut self, random: &mut Random) -> anyhow::Result<()> {
         let pids = &self.group.pids;
         let rank = random.below(pids.len() as u64) as usize;
-        kill_process(pids[rank], Signal::KILL)?;
+        kill(pids[rank])?;
         self.restarts += 1;
         Ok(())
     }

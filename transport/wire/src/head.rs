@@ -193,6 +193,11 @@ pub enum SubmitFrame {
         /// Why, in words.
         why: String,
     },
+    /// The answer to [`JobEvent::Hold`](super::JobEvent::Hold): no call is under way, and none begins before the next generation.
+    Holding {
+        /// The generation.
+        generation: Generation,
+    },
     /// From now on an elastic job may use these hosts, in place of [`Elastic::hosts`](super::Elastic::hosts). It leaves nodes that
     /// are not among them, or that have more of its workers than they may, as if they were drained; it looks for room on new ones.
     Hosts(Vec<JobHost>),

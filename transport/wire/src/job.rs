@@ -402,9 +402,15 @@ pub enum JobEvent {
         /// How long the job waits.
         for_ms: u64,
     },
-    /// A member was lost.
+    /// A change of an elastic group waits, and loses no work if no call is under way: hold as soon as that is so, and say
+    /// [`SubmitFrame::Holding`](super::SubmitFrame::Holding). The members hold at a commit of their elastic loop, if there is one.
+    Hold {
+        /// The generation that ends then.
+        generation: Generation,
+    },
+    /// A member was lost, or a process that was started to become one.
     RankLost {
-        /// The generation it was lost from.
+        /// The generation it was lost from; a later one than the members are in if the process was on its way there.
         generation: Generation,
         /// What is known.
         failure: RankFailure,

@@ -76,7 +76,8 @@ pub enum Action {
     Plan(Arc<Generation>),
     /// All members have taken the generation. The ones before are over.
     Active(Arc<Generation>),
-    /// Ask the members to hold at their next commit, the same on all ranks, and to say [`Fact::Holding`](super::Fact::Holding).
+    /// Ask the members to hold at their next commit, the same on all ranks, and the driver to hold between two calls. Whoever does
+    /// first says [`Fact::Holding`](super::Fact::Holding).
     Hold {
         /// The number of the generation.
         generation: ids::Generation,

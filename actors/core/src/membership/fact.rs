@@ -121,11 +121,11 @@ pub enum Fact {
         /// What has happened.
         why: String,
     },
-    /// All members have committed, and hold there until a new generation is published.
+    /// All members hold until a new generation is published: at a commit, or between two calls of the driver.
     Holding {
         /// The number of the generation.
         generation: ids::Generation,
-        /// The number of the commit.
-        commit: u64,
+        /// The number of the commit, if they hold at one that is known.
+        commit: Option<u64>,
     },
 }

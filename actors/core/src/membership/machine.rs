@@ -184,8 +184,7 @@ impl Membership {
                 why,
             } => self.doubt(now, *generation, *culprit, why),
             Fact::Holding { generation, commit } => {
-                // Of a group whose commits nobody sees, no commit is known either.
-                if !self.limits.is_planned() {
+                if let Some(commit) = commit {
                     self.committed(*generation, *commit, Kept::Received);
                 }
                 let holds = self

@@ -11,13 +11,16 @@
 //! ```
 
 use std::ffi::OsString;
-use std::path::Path;
 
-use clap::{Arg, ArgAction, Command};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser};
 use toml::{Table, Value};
 
+use super::super::args::{self, Args};
 use super::super::error::CliError;
 use super::super::host_args::read;
+use super::args::Run;
+use super::synonyms::position_of_run;
 use crate::settings::nearest;
 
 /// The longest file that is read.
@@ -26,69 +29,143 @@ const LONGEST_FILE: u64 = 16 << 20;
 /// Options that make no sense in a file.
 const NOT_HERE: [&str; 3] = ["config-file", "help", "dry-run"];
 
-/// The options of a file as words of a command line.
-///
-/// `options` is the subcommand: its long options are the keys.
-pub(crate) fn words(path: &Path, options: &Command) -> Result<Vec<OsString>, CliError> {
+/// Options that the file has as well as the command line. Of one name the last counts.
+const BOTH: [&str; 2] = ["env", "pass_env"];
+
+/// The options of a command line, with those of its `--config-file`.
+pub(super) fn with_file(options: Run, line: Vec<OsString>) -> Result<Run, CliError> {
+    let Some(path) = &options.config_file else {
+        return Ok(options);
+    };
     let wrong = |reason| CliError::Usage(format!("{}: {reason}", path.display()));
     let text = read(path, LONGEST_FILE)
         .map_err(|reason| wrong(format!("the --config-file can't be read: {reason}")))?;
-    parse(&text, options).map_err(wrong)
+    under(&text, line).map_err(wrong)
 }
 
-fn parse(text: &str, options: &Command) -> Result<Vec<OsString>, String> {
-    let table: Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| error.to_string().trim_end().to_owned())?;
-    let known: Vec<&Arg> = options
-        .get_arguments()
-        .filter(|arg| arg.get_long().is_some_and(|long| !NOT_HERE.contains(&long)))
-        .collect();
-    let mut words = Vec::new();
-    let mut program = Vec::new();
-    for (key, value) in &table {
-        if key == "program" {
-            program = list(key, value)?;
-            continue;
-        }
-        let Some((arg, name)) = known.iter().find_map(|arg| named(arg, key)) else {
-            return Err(unknown(key, &known));
+/// The options of a file in front of those of a command line, which count more.
+fn under(text: &str, mut line: Vec<OsString>) -> Result<Run, String> {
+    let command = Args::command();
+    let options = command.find_subcommand("run").ok_or("no run")?;
+    let File { given, program } = File::parse(text, options)?;
+    let alone = given.iter().flat_map(|(_, words)| words.clone());
+    parsed(words("kolo run").chain(alone).chain(behind(&program)))?;
+    let matches = command.clone().try_get_matches_from(&line);
+    let matches = matches.map_err(|error| first_line(&error))?;
+    let matches = matches.subcommand_matches("run").ok_or("no run")?;
+    let (Some(at), has_program) = (
+        position_of_run(&line, &command),
+        is_given(matches, "program"),
+    ) else {
+        return Err("no run".to_owned());
+    };
+    if !has_program {
+        line.extend(behind(&program));
+    }
+    let kept = given.into_iter().filter(|(arg, _)| {
+        let id = arg.get_id().as_str();
+        let excluded = |other: &&Arg| {
+            let excludes = |one, other| options.get_arg_conflicts_with(one).contains(other);
+            excludes(*arg, other) || excludes(*other, arg)
         };
-        let option = format!("--{name}");
-        match (arg.get_action(), value) {
-            (ArgAction::SetTrue, Value::Boolean(true)) => words.push(option),
-            (ArgAction::SetTrue, Value::Boolean(false)) => {}
-            (ArgAction::SetTrue, other) => {
-                return Err(format!("`{key}` is {other}; allowed are true and false"));
+        let mut others = options.get_arguments().filter(excluded);
+        BOTH.contains(&id)
+            || !(is_given(matches, id)
+                || others.any(|arg| is_given(matches, arg.get_id().as_str())))
+    });
+    let behind_run = line.split_off(at + 1);
+    let kept = kept.flat_map(|(_, words)| words);
+    parsed(line.into_iter().chain(kept).chain(behind_run))
+}
+
+fn words(text: &str) -> impl Iterator<Item = OsString> {
+    text.split(' ').map(OsString::from)
+}
+
+/// The program, as it stands behind the options.
+fn behind(program: &[OsString]) -> impl Iterator<Item = OsString> {
+    let mark = (!program.is_empty()).then(|| OsString::from("--"));
+    mark.into_iter().chain(program.iter().cloned())
+}
+
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::CommandLine)
+}
+
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    first.strip_prefix("error: ").unwrap_or(first).to_owned()
+}
+
+fn parsed(line: impl IntoIterator<Item = OsString>) -> Result<Run, String> {
+    let args = Args::try_parse_from(line).map_err(|error| first_line(&error))?;
+    match args.command {
+        args::Command::Run(options) => Ok(*options),
+        other => Err(format!("{other:?} is no run")),
+    }
+}
+
+/// What a file says.
+struct File<'a> {
+    /// Each option, as words of a command line.
+    given: Vec<(&'a Arg, Vec<OsString>)>,
+    program: Vec<OsString>,
+}
+
+impl<'a> File<'a> {
+    /// `options` is the subcommand: its long options are the keys.
+    fn parse(text: &str, options: &'a Command) -> Result<Self, String> {
+        let table: Table = text
+            .parse()
+            .map_err(|error: toml::de::Error| error.to_string().trim_end().to_owned())?;
+        let known: Vec<&Arg> = options
+            .get_arguments()
+            .filter(|arg| arg.get_long().is_some_and(|long| !NOT_HERE.contains(&long)))
+            .collect();
+        let (mut given, mut program) = (Vec::new(), Vec::new());
+        for (key, value) in &table {
+            if key == "program" {
+                program = list(key, value)?.into_iter().map(OsString::from).collect();
+                continue;
             }
-            (ArgAction::Append, Value::Table(table)) if name == "env" => {
-                for (name, value) in table {
-                    words.push(format!("{option}={name}={}", scalar(name, value)?));
-                }
-            }
-            // One option with several values.
-            (ArgAction::Append, value)
-                if arg
-                    .get_num_args()
-                    .is_some_and(|number| number.min_values() > 1) =>
-            {
-                words.push(option);
-                words.extend(list(key, value)?);
-            }
-            (ArgAction::Append, value) => {
-                for item in list(key, value)? {
-                    words.push(format!("{option}={item}"));
-                }
-            }
-            (_, value) => words.push(format!("{option}={}", scalar(key, value)?)),
+            let found = known.iter().find_map(|arg| named(arg, key));
+            let (arg, name) = found.ok_or_else(|| unknown(key, &known))?;
+            let words = option(arg, name, key, value)?.into_iter();
+            given.push((arg, words.map(OsString::from).collect()));
         }
+        Ok(Self { given, program })
     }
-    let mut words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-    if !program.is_empty() {
-        words.push(OsString::from("--"));
-        words.extend(program.into_iter().map(OsString::from));
-    }
-    Ok(words)
+}
+
+/// An option as words of a command line.
+fn option(arg: &Arg, name: &str, key: &str, value: &Value) -> Result<Vec<String>, String> {
+    let option = format!("--{name}");
+    let takes_several = || {
+        arg.get_num_args()
+            .is_some_and(|number| number.min_values() > 1)
+    };
+    Ok(match (arg.get_action(), value) {
+        (ArgAction::SetTrue, Value::Boolean(true)) => vec![option],
+        (ArgAction::SetTrue, Value::Boolean(false)) => Vec::new(),
+        (ArgAction::SetTrue, other) => {
+            return Err(format!("`{key}` is {other}; allowed are true and false"));
+        }
+        (ArgAction::Append, Value::Table(table)) if name == "env" => {
+            let pair = |(name, value): (&String, &Value)| {
+                Ok(format!("{option}={name}={}", scalar(name, value)?))
+            };
+            table.iter().map(pair).collect::<Result<_, String>>()?
+        }
+        (ArgAction::Append, value) if takes_several() => {
+            std::iter::once(option).chain(list(key, value)?).collect()
+        }
+        (ArgAction::Append, value) => {
+            let items = list(key, value)?.into_iter();
+            items.map(|item| format!("{option}={item}")).collect()
+        }
+        (_, value) => vec![format!("{option}={}", scalar(key, value)?)],
+    })
 }
 
 fn unknown(key: &str, known: &[&Arg]) -> String {
@@ -134,19 +211,55 @@ fn list(key: &str, value: &Value) -> Result<Vec<String>, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
-    use super::super::super::args::Args;
+    use super::super::plan::tests::{here, plan_of};
+    use super::super::plan::{Plan, Target};
+    use super::super::prefix::Prefix;
     use super::*;
 
+    /// The words of a file.
     fn parsed(text: &str) -> Result<Vec<String>, String> {
-        let mut command = Args::command();
-        let options = command.find_subcommand_mut("run").unwrap();
-        let words = parse(text, options)?;
-        Ok(words
-            .into_iter()
-            .map(|word| word.into_string().unwrap())
-            .collect())
+        let command = Args::command();
+        let file = File::parse(text, command.find_subcommand("run").unwrap())?;
+        let given = file.given.into_iter().flat_map(|(_, words)| words);
+        let words = given.chain(behind(&file.program));
+        Ok(words.map(|word| word.into_string().unwrap()).collect())
+    }
+
+    fn merged(line: &str, file: &str) -> Run {
+        under(file, words(&format!("kolo run {line}")).collect()).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_counts_more_than_the_file() {
+        let file = "n = 8\nH = 'a:8'\ntimestamps = true\nno-stdin = true\noutput-dir = 'd'\nssh-program = 's'\n\
+                    interfaces = ['a', 'b']\nprogram = ['./from-file', 1]\n[env]\nA = 1\nB = 1\n";
+        let line = "-n 2 --local --prefix none -e B=2 --output-filename o";
+        let options = merged(line, file);
+        assert_eq!(options.output_dir, None);
+        let Plan {
+            workers,
+            target,
+            prefix,
+            spec,
+            ..
+        } = plan_of(&options, &here()).unwrap();
+        assert_eq!((workers, &target), (2, &Target::Local));
+        assert_eq!(prefix, Prefix::parse("none").unwrap());
+        assert_eq!((spec.env["A"].as_str(), spec.env["B"].as_str()), ("1", "2"));
+        assert!(!spec.installed.as_ref().unwrap().stdin);
+        assert_eq!(spec.args, ["1"]);
+        let options = merged("--interfaces c --ssh-program ssh ./own 2", file);
+        assert_eq!((options.num_proc, options.program.len()), (Some(8), 2));
+        assert!(options.timestamps && options.hosts.is_some());
+        assert_eq!(options.interfaces, ["c"]);
+        assert_eq!(options.ssh.options().program.to_str(), Some("ssh"));
+        assert_eq!(merged("x", file).interfaces, ["a", "b"]);
+        // What only the file gives is wrong there.
+        let error = under("n = 'x'", words("kolo run -n 2 y").collect()).unwrap_err();
+        assert!(
+            error.starts_with("invalid value 'x' for '--num-proc"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -10,25 +10,6 @@ use super::plan::{Surroundings, Target, target, usage};
 use crate::NodeResources;
 use crate::hosts::HostSlots;
 
-/// What is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Count {
-    Auto,
-    Cpu,
-    Gpu,
-}
-
-impl Count {
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "auto" => Some(Self::Auto),
-            "cpu" => Some(Self::Cpu),
-            "gpu" => Some(Self::Gpu),
-            _ => None,
-        }
-    }
-}
-
 /// The options with a number in place of the word.
 pub(super) async fn settle(
     mut options: Run,
@@ -36,9 +17,9 @@ pub(super) async fn settle(
     connect: &Connect,
 ) -> Result<Run, CliError> {
     let word = options.nproc_per_node.clone().unwrap_or_default();
-    let Some(count) = Count::parse(&word) else {
+    if !matches!(word.as_str(), "auto" | "cpu" | "gpu") {
         return Ok(options);
-    };
+    }
     let target = target(&options, here)?;
     let hosts = match &target {
         Target::Local => {
@@ -53,7 +34,7 @@ pub(super) async fn settle(
             ));
         }
     };
-    let (number, gpus) = number(&options, count, &word, hosts)?;
+    let (number, gpus) = number(&options, &word, hosts)?;
     options.nproc_per_node = Some(number.to_string());
     // On a cluster nobody sees a GPU that is not held.
     if gpus && target != Target::Local {
@@ -83,7 +64,6 @@ async fn nodes(target: &Target, connect: &Connect) -> Result<Vec<(String, Resour
 /// How many workers each host gets, and whether GPUs were counted.
 fn number(
     options: &Run,
-    count: Count,
     word: &str,
     hosts: Vec<(String, Resources)>,
 ) -> Result<(u32, bool), CliError> {
@@ -94,7 +74,7 @@ fn number(
         .0
         .max(1);
     let has_gpus = hosts.iter().any(|(_, has)| has.gpus > 0);
-    let by_gpu = count == Count::Gpu || (count == Count::Auto && has_gpus);
+    let by_gpu = word == "gpu" || (word == "auto" && has_gpus);
     let room = |has: &Resources| {
         if by_gpu {
             has.gpus / gpus_each
@@ -148,8 +128,7 @@ mod tests {
     fn ask(line: &str, hosts: &[(String, Resources)]) -> Result<(u32, bool), String> {
         let options = options(&format!("{line} x"));
         let word = options.nproc_per_node.clone().unwrap();
-        let count = Count::parse(&word).unwrap();
-        number(&options, count, &word, hosts.to_vec()).map_err(|error| {
+        number(&options, &word, hosts.to_vec()).map_err(|error| {
             assert_eq!(error.exit_code(), 2);
             error.to_string()
         })

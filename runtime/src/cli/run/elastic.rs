@@ -86,26 +86,6 @@ pub(crate) enum ElasticArg {
     Horovod,
 }
 
-impl ElasticArgs {
-    /// Options of the command line over those of a file.
-    pub(super) fn merge(self, file: Self) -> Self {
-        Self {
-            min_np: self.min_np.or(file.min_np),
-            max_np: self.max_np.or(file.max_np),
-            max_restarts: self.max_restarts.or(file.max_restarts),
-            reset_limit: self.reset_limit.or(file.reset_limit),
-            elastic_timeout: self.elastic_timeout.or(file.elastic_timeout),
-            blacklist_cooldown_range: self
-                .blacklist_cooldown_range
-                .or(file.blacklist_cooldown_range),
-            host_discovery_script: self.host_discovery_script.or(file.host_discovery_script),
-            slots_per_host: self.slots_per_host.or(file.slots_per_host),
-            on_change: self.on_change.or(file.on_change),
-            elastic: self.elastic.or(file.elastic),
-        }
-    }
-}
-
 /// Options of torchrun and horovodrun that have no meaning here, and what to write in their place.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("rdzv-conf", "--elastic-timeout DURATION"),

@@ -1,19 +1,18 @@
 //! A job from its submission to its end.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kolo_transport::AwakeClock;
 use kolo_transport::frame::{FrameError, Limits};
-use kolo_transport::ids::{JobId, Rank};
-use kolo_transport::session::{Connection, Stream};
+use kolo_transport::ids::{Generation, JobId, Rank};
+use kolo_transport::session::{FrameSender, Stream};
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
-    HeadReply, HeadRequest, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OnChange,
-    OutputChunk, PlacedNode, RankFailure, Refusal, SubmitFrame, WorkerSignal,
-};
-use kolo_transport::{
-    AwakeClock, CloseCode, Credentials, Endpoint, EndpointConfig, Expect, TransportRuntime,
+    GenerationTable, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, OnChange, PlacedNode,
+    Refusal, SubmitFrame, WorkerSignal,
 };
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
@@ -22,25 +21,17 @@ use super::super::error::CliError;
 use super::super::output::{human, write_if_read};
 use super::super::progress;
 use super::discovery;
+use super::link::Link;
+use super::output::{self, Course, Source};
 use super::report::{self, Outcome};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
-use super::stdin;
 use super::survey::survey;
 use crate::hosts::HostSlots;
 use crate::signals::{ECHO, name};
 
-/// Pieces of output.
-const OUTPUT: Limits = Limits {
-    head: 64 << 10,
-    body: 4 << 20,
-};
-
-/// How long a node may take to answer.
+/// How long the head may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
-
-/// After the end of the job: how long a node may be silent before all its output has come.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// How long the head may take longer than the job's own deadlines: it knows better what went wrong.
 const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(5);
@@ -53,41 +44,6 @@ const ARRIVAL: Duration = Duration::from_secs(5);
 
 /// How long the head may take to kill a job.
 const KILL: Duration = Duration::from_secs(10);
-
-/// The way to a cluster.
-#[derive(Debug)]
-pub(crate) struct Link {
-    pub(crate) runtime: TransportRuntime,
-    pub(crate) credentials: Credentials,
-    /// The endpoint that the head was reached from.
-    pub(crate) endpoint: Endpoint,
-    pub(crate) head: Connection,
-    pub(crate) connect_timeout: Duration,
-}
-
-impl Link {
-    /// Connects to a node. The endpoint must live as long as the connection.
-    pub(super) async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
-        let own = self.endpoint.local_addr();
-        let fits = own.is_ipv4() == node.address.is_ipv4()
-            && (own.ip().is_unspecified()
-                || own.ip().is_loopback() == node.address.ip().is_loopback());
-        let endpoint = if fits {
-            self.endpoint.clone()
-        } else {
-            let mut config = EndpointConfig::towards(node.address);
-            config.handshake_timeout = self.connect_timeout;
-            config.idle_timeout = config.idle_timeout.max(self.connect_timeout);
-            Endpoint::bind(&self.runtime, self.credentials.clone(), config)
-                .map_err(|error| error.to_string())?
-        };
-        let connection = endpoint
-            .connect(node.address, Expect::node(node.node))
-            .await
-            .map_err(|error| error.to_string())?;
-        Ok((endpoint, connection))
-    }
-}
 
 /// What is run, and for whom.
 #[derive(Clone)]
@@ -104,28 +60,6 @@ pub(crate) struct Request {
     pub(crate) limit: Option<Duration>,
     /// The hosts that the job may use, if these change.
     pub(crate) hosts: Option<watch::Receiver<Vec<HostSlots>>>,
-}
-
-/// How far a job has come, for those that take its output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Course {
-    /// It has not ended.
-    Open,
-    /// It has ended, and all its workers ran.
-    Ran,
-    /// It has ended before all its workers ran; the head says why.
-    NeverWhole,
-}
-
-/// The stream broke on which the head tells of the job.
-fn head_lost(job: Option<JobId>, error: FrameError) -> CliError {
-    match job {
-        Some(job) => CliError::JobLost {
-            job,
-            error: error.into(),
-        },
-        None => CliError::stream("the head", error),
-    }
 }
 
 /// The nodes on which a job would start, or why it would not.
@@ -165,56 +99,26 @@ pub(crate) async fn run(
 ) -> Result<Outcome, CliError> {
     let stream = link.head.open(Limits::CONTROL).await;
     let Stream { mut send, mut recv } = stream.map_err(|lost| CliError::lost("the head", lost))?;
-    let grace = request.grace;
-    let is_elastic = request.spec.elastic.is_some();
-    let on_change = request
-        .spec
-        .elastic
-        .as_deref()
-        .map(|elastic| elastic.on_change);
-    let starts_anew = on_change == Some(OnChange::Restart);
-    let input = request
-        .spec
-        .installed
-        .as_ref()
-        .is_some_and(|installed| installed.stdin);
-    let limit = request.start_timeout + grace + HEAD_HAS_THE_WORD;
-    let sent = send.send(&HeadRequest::Submit(request.spec), &[]).await;
+    let sent = send
+        .send(&HeadRequest::Submit(request.spec.clone()), &[])
+        .await;
     // A head that refuses may say why before it has read everything.
     if let Err(error) = sent {
         tracing::debug!(%error, "the job was not submitted whole");
     }
-    let mut outcome = Outcome {
-        workers: request.workers,
-        ..Outcome::default()
-    };
-    let (ended, course) = watch::channel(Course::Open);
     // By the clock of the link: what came while this process stood still is read before a time is over.
     let clock = link.runtime.clock();
-    let mut outputs: JoinSet<Result<(), String>> = JoinSet::new();
-    let mut healthy = false;
-    // All workers run; not between two groups.
-    let mut running = false;
-    // Why the last group has fallen, once that was said.
-    let mut fallen = String::new();
-    // Hosts of which output may be missing, since the last group.
-    let mut missing: BTreeSet<String> = BTreeSet::new();
-    // It was told to end the job.
-    let mut ending = false;
-    // And at once, since then.
-    let mut killing = None;
-    let mut heard_trouble = false;
-    // For workers of whom it is not known yet that all run.
-    let mut early: Vec<WorkerSignal> = Vec::new();
-    // Until when the head must have said something, and what it means if it has not.
-    // A job that goes on has times of its own, which the head keeps.
-    let mut deadline = (!is_elastic).then(|| clock.now() + limit);
-    let mut hosts = request.hosts;
+    let limit = request.start_timeout + request.grace + HEAD_HAS_THE_WORD;
+    let (ended, course) = watch::channel(Course::Open);
+    let mut hosts = request.hosts.clone();
     let mut over_at = request.limit.map(|limit| clock.now() + limit);
-    // What to say of a group that waits for room, and when.
-    let mut shortage: Option<(Instant, String)> = None;
     let mut surveying: JoinSet<Vec<String>> = JoinSet::new();
-    let mut lost_at = None;
+    let mut heard_trouble = false;
+    let mut job = Job::new(link, send, sink, course, request);
+    if !job.is_elastic() {
+        // A job that goes on has times of its own, which the head keeps.
+        job.deadline = Some(clock.now() + limit);
+    }
     loop {
         tokio::select! {
             // What has come counts before a time that is over.
@@ -222,270 +126,415 @@ pub(crate) async fn run(
             event = recv.next::<JobEvent>() => {
                 let event = match event {
                     Ok(Some(frame)) => frame.head,
-                    Ok(None) => return Err(head_lost(outcome.job, FrameError::Truncated { got: 0 })),
-                    Err(error) => return Err(head_lost(outcome.job, error)),
+                    Ok(None) => return Err(job.head_lost(FrameError::Truncated { got: 0 })),
+                    Err(error) => return Err(job.head_lost(error)),
                 };
-                if let JobEvent::Generation { fall: Some(fall), .. } = &event {
-                    for line in report::fall(fall) {
-                        say(&line);
-                    }
-                }
-                match event {
-                    JobEvent::Placed { job, nodes } => {
-                        outcome.job = Some(job);
-                        let nodes = Arc::new(nodes);
-                        sink.placed(job, Arc::clone(&nodes)).await;
-                        for index in 0..nodes.len() {
-                            let taking = take_output(
-                                Arc::clone(link),
-                                Arc::clone(&nodes),
-                                index,
-                                job,
-                                request.without.clone(),
-                                input,
-                                sink.clone(),
-                                course.clone(),
-                            );
-                            outputs.spawn_on(taking, link.runtime.handle());
-                        }
-                    }
-                    JobEvent::Healthy { table, nodes } | JobEvent::Generation { table, nodes, .. } => {
-                        progress::end();
-                        if is_elastic {
-                            outcome.workers = table.world_size();
-                            // The first one may have failed before all its workers ran.
-                            if table.generation.0 > 1 {
-                                let how = if starts_anew { "is started anew" } else { "goes on" };
-                                let told = format!(": {}", std::mem::take(&mut fallen));
-                                let cause = table.cause.strip_suffix(&told).unwrap_or(&table.cause);
-                                say(&format!("the group {how}: {cause}"));
-                            }
-                            missing.clear();
-                            sink.members(table.members).await;
-                        }
-                        let shared = nodes.iter().any(|node| node.ranks.len() > 1);
-                        if let Some(note) = request.if_shared.filter(|_| shared && !healthy) {
-                            say(note);
-                        }
-                        (healthy, running) = (true, true);
-                        shortage = None;
-                        if !ending {
-                            deadline = None;
-                            let still = signals.is_still().then_some(WorkerSignal::Stop);
-                            for signal in early.drain(..).chain(still) {
-                                let frame = SubmitFrame::Signal(signal);
-                                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
-                            }
-                        }
-                    }
-                    JobEvent::Fell { why, failure, stopped, restart } => {
-                        running = false;
-                        say(&fell(&why, failure.as_deref(), stopped, restart));
-                        fallen = why;
-                    }
-                    JobEvent::Waits { room, needed, for_ms } => {
-                        let limit = human(for_ms);
-                        let line = format!("room for {room} of {needed} workers; waiting for hosts, up to {limit}");
-                        // At first they may be on their way.
-                        let at = if healthy { clock.now() } else { clock.now() + ARRIVAL };
-                        shortage = Some((at, line));
-                    }
-                    JobEvent::RankLost { failure, .. } => tracing::debug!(%failure, "a rank is gone"),
-                    JobEvent::Ended { state, refusal, failure, stopped, followers } => {
-                        outcome.state = Some(state);
-                        outcome.stopped = stopped;
-                        outcome.refusal = refusal;
-                        outcome.failure = failure;
-                        outcome.followers = followers;
-                        break;
-                    }
+                let still = signals.is_still().then_some(WorkerSignal::Stop);
+                if job.event(event, still).await?.is_break() {
+                    break;
                 }
             }
-            heard = signals.next() => {
-                let frames = match heard {
-                    Heard::First(signal) => {
-                        outcome.signal = Some(signal);
-                        say(&format!(
-                            "{}: ending the job; the workers have {}; another signal, or the same after a second, ends it at once",
-                            name(signal),
-                            Span(grace)
-                        ));
-                        ending = true;
-                        deadline = Some(ended_by(clock, grace));
-                        // An older head does not know the first.
-                        let interrupt = (signal == SIGINT).then_some(SubmitFrame::Interrupt);
-                        interrupt.into_iter().chain([SubmitFrame::Stop]).collect()
-                    }
-                    Heard::Second => match killing {
-                        // Signals that come together are one wish.
-                        Some(since) if clock.now() < since + ECHO => continue,
-                        Some(_) => {
-                            outcome.left = Some(left(outcome.job, |job| format!("a third signal came before the end of {job}")));
-                            return Ok(outcome);
-                        }
-                        None => {
-                            ending = true;
-                            killing = Some(clock.now());
-                            deadline = Some(clock.now() + KILL);
-                            vec![SubmitFrame::Kill]
-                        }
-                    }
-                    Heard::Workers(signal) if ending => {
-                        not_passed_on(signal);
-                        continue;
-                    }
-                    Heard::Workers(signal) if running => vec![SubmitFrame::Signal(signal)],
-                    Heard::Workers(signal) => {
-                        // Whether they are to stand still is seen when they run.
-                        let user = matches!(signal, WorkerSignal::User1 | WorkerSignal::User2);
-                        if user && !early.contains(&signal) {
-                            early.push(signal);
-                        }
-                        continue;
-                    }
-                };
-                for frame in frames {
-                    send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
-                }
-            }
+            heard = signals.next() => if let Some(left) = job.heard(heard).await? {
+                job.outcome.left = Some(left);
+                return Ok(job.outcome);
+            },
             error = &mut *trouble, if !heard_trouble => {
                 heard_trouble = true;
                 match error {
-                    Ok(WriteError::Closed) => outcome.broken_pipe = true,
-                    Ok(WriteError::Failed(text)) => outcome.lost_output.push(text),
+                    Ok(WriteError::Closed) => job.outcome.broken_pipe = true,
+                    Ok(WriteError::Failed(text)) => job.outcome.lost_output.push(text),
                     // The thread has ended, which it does after this only.
                     Err(_) => continue,
                 }
-                if !std::mem::replace(&mut ending, true) {
-                    deadline = Some(ended_by(clock, grace));
+                job.end().await?;
+            }
+            Some(taken) = job.outputs.join_next(), if !job.outputs.is_empty() => {
+                if let Some(error) = output::error(taken) {
+                    job.output_lost(error);
                 }
-                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
             }
-            Some(taken) = outputs.join_next(), if !outputs.is_empty() => {
-                let error = match taken {
-                    Ok(Ok(())) => continue,
-                    Ok(Err(error)) => error,
-                    Err(error) => error.to_string(),
-                };
-                if is_elastic {
-                    // The job goes on without a node that is lost; its last output went with it.
-                    let host = error.split(": ").next().unwrap_or_default();
-                    if missing.insert(host.to_owned()) {
-                        say(&format!("output may be missing: {error}"));
-                    }
-                    continue;
-                }
-                outcome.lost_output.push(error);
-                // If its node is gone the head says so soon, and that is the better reason.
-                lost_at.get_or_insert_with(|| clock.now() + LOSS);
+            list = next_list(&mut hosts), if !job.ending => {
+                job.tell(&SubmitFrame::Hosts(discovery::of_job(&list))).await?;
             }
-            list = next_list(&mut hosts), if !ending => {
-                let frame = SubmitFrame::Hosts(discovery::of_job(&list));
-                send.send(&frame, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
-            }
-            () = until(clock, shortage.as_ref().map(|(at, _)| *at)) => {
-                if let Some((_, line)) = shortage.take() {
+            () = until(clock, job.group.shortage.as_ref().map(|(at, _)| *at)) => {
+                if let Some((_, line)) = job.group.shortage.take() {
                     say(&line);
                 }
             }
             () = until(clock, over_at) => {
                 over_at = None;
-                if ending {
+                if job.ending {
                     continue;
                 }
-                outcome.timed_out = request.limit;
-                let limit = Span(request.limit.unwrap_or_default());
+                job.outcome.timed_out = job.request.limit;
+                let limit = Span(job.request.limit.unwrap_or_default());
                 say(&format!("the job has run for {limit}, which is its --timeout, and is ended"));
-                surveying.spawn_on(survey(Arc::clone(link), outcome.job), link.runtime.handle());
+                surveying.spawn_on(survey(Arc::clone(link), job.outcome.job), link.runtime.handle());
             }
             Some(told) = surveying.join_next(), if !surveying.is_empty() => {
                 for line in told.unwrap_or_default() {
                     say(&line);
                 }
-                if !std::mem::replace(&mut ending, true) {
-                    deadline = Some(ended_by(clock, grace));
-                }
-                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+                job.end().await?;
             }
-            () = until(clock, lost_at) => {
-                lost_at = None;
-                if !std::mem::replace(&mut ending, true) {
-                    deadline = Some(ended_by(clock, grace));
-                }
-                send.send(&SubmitFrame::Stop, &[]).await.map_err(|error| head_lost(outcome.job, error))?;
+            () = until(clock, job.lost_at) => {
+                job.lost_at = None;
+                job.end().await?;
             }
-            () = until(clock, deadline) => {
-                if !ending && !healthy {
+            () = until(clock, job.deadline) => {
+                if !job.ending && !job.group.healthy {
                     return Err(CliError::Local(format!("the head did not start the job within {}", Span(limit))));
                 }
-                outcome.left = Some(left(outcome.job, |job| format!("the head did not end {job} in time")));
-                return Ok(outcome);
+                job.outcome.left = Some(job.left(|job| format!("the head did not end {job} in time")));
+                return Ok(job.outcome);
             }
         }
     }
-    let ran = healthy || outcome.state == Some(JobState::Succeeded);
+    let ran = job.group.healthy || job.outcome.state == Some(JobState::Succeeded);
     ended.send_replace(if ran { Course::Ran } else { Course::NeverWhole });
-    drop(sink);
-    outcome.is_elastic = is_elastic;
-    let mut first = outcome.signal;
-    let rest = async {
-        let mut lost = Vec::new();
-        while let Some(taken) = outputs.join_next().await {
-            match taken {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => lost.push(error),
-                Err(error) => lost.push(error.to_string()),
+    Ok(job.over(signals).await)
+}
+
+/// A job under way.
+struct Job<'a> {
+    link: &'a Arc<Link>,
+    send: FrameSender,
+    sink: Sink,
+    course: watch::Receiver<Course>,
+    request: Request,
+    outcome: Outcome,
+    outputs: JoinSet<Result<(), String>>,
+    group: Group,
+    /// For workers of whom it is not known yet that all run.
+    early: Vec<WorkerSignal>,
+    /// It was told to end.
+    ending: bool,
+    /// And at once, since then.
+    killing: Option<Instant>,
+    /// Until when the head must have said something, and what it means if it has not.
+    deadline: Option<Instant>,
+    /// When output is missed that came with no lost node.
+    lost_at: Option<Instant>,
+}
+
+/// What is known of its workers.
+#[derive(Default)]
+struct Group {
+    /// Its number.
+    present: Generation,
+    /// There was one.
+    healthy: bool,
+    /// All workers run; not between two groups.
+    running: bool,
+    /// Why the last one has fallen, once that was said.
+    fallen: String,
+    /// Hosts of which output may be missing, since the last one.
+    missing: BTreeSet<String>,
+    /// What to say of one that waits for room, and when.
+    shortage: Option<(Instant, String)>,
+}
+
+impl<'a> Job<'a> {
+    fn new(
+        link: &'a Arc<Link>,
+        send: FrameSender,
+        sink: Sink,
+        course: watch::Receiver<Course>,
+        request: Request,
+    ) -> Self {
+        let outcome = Outcome {
+            workers: request.workers,
+            is_elastic: request.spec.elastic.is_some(),
+            ..Outcome::default()
+        };
+        Self {
+            link,
+            send,
+            sink,
+            course,
+            request,
+            outcome,
+            outputs: JoinSet::new(),
+            group: Group::default(),
+            early: Vec::new(),
+            ending: false,
+            killing: None,
+            deadline: None,
+            lost_at: None,
+        }
+    }
+
+    fn is_elastic(&self) -> bool {
+        self.outcome.is_elastic
+    }
+
+    fn starts_anew(&self) -> bool {
+        let elastic = self.request.spec.elastic.as_deref();
+        elastic.is_some_and(|elastic| elastic.on_change == OnChange::Restart)
+    }
+
+    fn now(&self) -> Instant {
+        self.link.runtime.clock().now()
+    }
+
+    /// The stream broke on which the head tells of the job.
+    fn head_lost(&self, error: FrameError) -> CliError {
+        match self.outcome.job {
+            Some(job) => CliError::JobLost {
+                job,
+                error: error.into(),
+            },
+            None => CliError::stream("the head", error),
+        }
+    }
+
+    async fn tell(&mut self, frame: &SubmitFrame) -> Result<(), CliError> {
+        let sent = self.send.send(frame, &[]).await;
+        sent.map_err(|error| self.head_lost(error))
+    }
+
+    /// Ends the job for a reason that is known.
+    async fn end(&mut self) -> Result<(), CliError> {
+        if !std::mem::replace(&mut self.ending, true) {
+            self.deadline = Some(self.ended_by());
+        }
+        self.tell(&SubmitFrame::Stop).await
+    }
+
+    /// When the job must have ended if it is ended from now on.
+    fn ended_by(&self) -> Instant {
+        self.now() + self.request.grace * 2 + HEAD_HAS_THE_WORD + KILL
+    }
+
+    async fn event(
+        &mut self,
+        event: JobEvent,
+        still: Option<WorkerSignal>,
+    ) -> Result<ControlFlow<()>, CliError> {
+        match event {
+            JobEvent::Placed { job, nodes } => self.placed(job, Arc::new(nodes)).await,
+            JobEvent::Healthy { table, nodes } => self.runs(table, &nodes, still).await?,
+            JobEvent::Generation { table, nodes, fall } => {
+                for line in fall.iter().flat_map(|fall| report::fall(fall)) {
+                    say(&line);
+                }
+                self.runs(table, &nodes, still).await?;
+            }
+            JobEvent::Fell {
+                why,
+                failure,
+                stopped,
+                restart,
+            } => {
+                self.group.running = false;
+                say(&report::fell(&why, failure.as_deref(), stopped, restart));
+                self.group.fallen = why;
+            }
+            JobEvent::Waits {
+                room,
+                needed,
+                for_ms,
+            } => {
+                let limit = human(for_ms);
+                let line = format!(
+                    "room for {room} of {needed} workers; waiting for hosts, up to {limit}"
+                );
+                // At first they may be on their way.
+                let healthy = self.group.healthy;
+                let patience = if healthy { Duration::ZERO } else { ARRIVAL };
+                self.group.shortage = Some((self.now() + patience, line));
+            }
+            // A member's loss is the cause of the next group.
+            JobEvent::RankLost {
+                generation,
+                failure,
+            } => {
+                let is_new = generation > self.group.present && self.is_elastic();
+                if is_new && !self.starts_anew() {
+                    let failure = report::in_a_line(&failure);
+                    say(&format!("a new worker has failed: {failure}"));
+                }
+            }
+            // No call of this command is under way.
+            JobEvent::Hold { .. } => {}
+            JobEvent::Ended {
+                state,
+                refusal,
+                failure,
+                stopped,
+                followers,
+            } => {
+                let outcome = &mut self.outcome;
+                outcome.state = Some(state);
+                outcome.stopped = stopped;
+                outcome.refusal = refusal;
+                outcome.failure = failure;
+                outcome.followers = followers;
+                return Ok(ControlFlow::Break(()));
             }
         }
-        lost
-    };
-    if let Some(lost) = signals.unless_hurried(&mut first, rest).await {
-        outcome.lost_output.extend(lost);
+        Ok(ControlFlow::Continue(()))
     }
-    outcome.signal = first;
-    // A node that is lost takes its last output with it; that is a part of the failure that is told.
-    if outcome.failure.is_some() || is_elastic {
-        outcome.lost_output.clear();
+
+    /// Takes the output of nodes.
+    async fn placed(&mut self, job: JobId, nodes: Arc<Vec<PlacedNode>>) {
+        self.outcome.job = Some(job);
+        self.sink.placed(job, Arc::clone(&nodes)).await;
+        let installed = self.request.spec.installed.as_ref();
+        for index in 0..nodes.len() {
+            let source = Source {
+                link: Arc::clone(self.link),
+                nodes: Arc::clone(&nodes),
+                index,
+                job,
+                without: self.request.without.clone(),
+                input: installed.is_some_and(|installed| installed.stdin),
+            };
+            let taking = source.take(self.sink.clone(), self.course.clone());
+            self.outputs.spawn_on(taking, self.link.runtime.handle());
+        }
     }
-    Ok(outcome)
-}
 
-/// Says why a group is stopped.
-fn fell(
-    why: &str,
-    failure: Option<&RankFailure>,
-    stopped: u32,
-    restart: Option<(u32, u32)>,
-) -> String {
-    // Its call stack is told with the next group, or at the end.
-    let failure = failure.map(ToString::to_string);
-    let cause = failure.as_deref().and_then(|told| told.lines().next());
-    let cause = cause.unwrap_or(why);
-    let others = match stopped {
-        0 => String::new(),
-        1 => "; 1 worker is stopped".to_owned(),
-        more => format!("; {more} workers are stopped"),
-    };
-    let restart = match restart {
-        None => String::new(),
-        Some((restart, most)) if restart > most => "; no restart is left".to_owned(),
-        Some((restart, most)) => format!("; restart {restart} of {most}"),
-    };
-    format!("{cause}{others}{restart}")
-}
+    /// All workers run, of the first group or the next one.
+    async fn runs(
+        &mut self,
+        table: GenerationTable,
+        nodes: &[PlacedNode],
+        still: Option<WorkerSignal>,
+    ) -> Result<(), CliError> {
+        progress::end();
+        let starts_anew = self.starts_anew();
+        let group = &mut self.group;
+        if self.outcome.is_elastic {
+            self.outcome.workers = table.world_size();
+            // The first one may have failed before all its workers ran.
+            if table.generation.0 > 1 {
+                let how = if starts_anew {
+                    "is started anew"
+                } else {
+                    "goes on"
+                };
+                let told = format!(": {}", std::mem::take(&mut group.fallen));
+                let cause = table.cause.strip_suffix(&told).unwrap_or(&table.cause);
+                say(&format!("the group {how}: {cause}"));
+            }
+            group.missing.clear();
+            group.present = table.generation;
+            self.sink.members(table.members).await;
+        }
+        let shared = nodes.iter().any(|node| node.ranks.len() > 1);
+        if let Some(note) = self.request.if_shared.filter(|_| shared && !group.healthy) {
+            say(note);
+        }
+        (group.healthy, group.running) = (true, true);
+        group.shortage = None;
+        if !self.ending {
+            self.deadline = None;
+            for signal in std::mem::take(&mut self.early).into_iter().chain(still) {
+                self.tell(&SubmitFrame::Signal(signal)).await?;
+            }
+        }
+        Ok(())
+    }
 
-/// Says of a job whose end is not known what has become of it.
-fn left(job: Option<JobId>, what: impl FnOnce(&str) -> String) -> String {
-    let (job, look) = match job {
-        Some(job) => (job.to_string(), format!("kolo jobs {job}")),
-        None => ("the job".to_owned(), "kolo jobs".to_owned()),
-    };
-    format!("{}; `{look}` shows what is left of it", what(&job))
-}
+    /// Does what a signal asks for. If that is not to wait any more, gives what is said of the job then.
+    async fn heard(&mut self, heard: Heard) -> Result<Option<String>, CliError> {
+        match heard {
+            Heard::First(signal) => {
+                self.outcome.signal = Some(signal);
+                say(&format!(
+                    "{}: ending the job; the workers have {}; another signal, or the same after a second, ends it at once",
+                    name(signal),
+                    Span(self.request.grace)
+                ));
+                self.ending = true;
+                self.deadline = Some(self.ended_by());
+                if signal == SIGINT {
+                    // An older head does not know it.
+                    self.tell(&SubmitFrame::Interrupt).await?;
+                }
+                self.tell(&SubmitFrame::Stop).await?;
+            }
+            Heard::Second => match self.killing {
+                // Signals that come together are one wish.
+                Some(since) if self.now() < since + ECHO => {}
+                Some(_) => {
+                    let left =
+                        self.left(|job| format!("a third signal came before the end of {job}"));
+                    return Ok(Some(left));
+                }
+                None => {
+                    self.ending = true;
+                    self.killing = Some(self.now());
+                    self.deadline = Some(self.now() + KILL);
+                    self.tell(&SubmitFrame::Kill).await?;
+                }
+            },
+            Heard::Workers(signal) if self.ending => not_passed_on(signal),
+            Heard::Workers(signal) if self.group.running => {
+                self.tell(&SubmitFrame::Signal(signal)).await?;
+            }
+            Heard::Workers(signal) => {
+                // Whether they are to stand still is seen when they run.
+                let user = matches!(signal, WorkerSignal::User1 | WorkerSignal::User2);
+                if user && !self.early.contains(&signal) {
+                    self.early.push(signal);
+                }
+            }
+        }
+        Ok(None)
+    }
 
-/// When a job that is ended from now on must have ended.
-fn ended_by(clock: &AwakeClock, grace: Duration) -> Instant {
-    clock.now() + grace * 2 + HEAD_HAS_THE_WORD + KILL
+    /// The output of a node has ended early.
+    fn output_lost(&mut self, error: String) {
+        if self.is_elastic() {
+            // The job goes on without a node that is lost; its last output went with it.
+            let host = error.split(": ").next().unwrap_or_default();
+            if self.group.missing.insert(host.to_owned()) {
+                say(&format!("output may be missing: {error}"));
+            }
+            return;
+        }
+        self.outcome.lost_output.push(error);
+        // If its node is gone the head says so soon, and that is the better reason.
+        let at = self.now() + LOSS;
+        self.lost_at.get_or_insert(at);
+    }
+
+    /// Says of a job whose end is not known what has become of it.
+    fn left(&self, what: impl FnOnce(&str) -> String) -> String {
+        let (job, look) = match self.outcome.job {
+            Some(job) => (job.to_string(), format!("kolo jobs {job}")),
+            None => ("the job".to_owned(), "kolo jobs".to_owned()),
+        };
+        format!("{}; `{look}` shows what is left of it", what(&job))
+    }
+
+    /// The job has ended: takes the rest of its output.
+    async fn over(self, signals: &mut Signals) -> Outcome {
+        let Self {
+            mut outcome,
+            mut outputs,
+            ..
+        } = self;
+        let mut first = outcome.signal;
+        let rest = async {
+            let mut lost = Vec::new();
+            while let Some(taken) = outputs.join_next().await {
+                lost.extend(output::error(taken));
+            }
+            lost
+        };
+        if let Some(lost) = signals.unless_hurried(&mut first, rest).await {
+            outcome.lost_output.extend(lost);
+        }
+        outcome.signal = first;
+        // A node that is lost takes its last output with it; that is a part of the failure that is told.
+        if outcome.failure.is_some() || outcome.is_elastic {
+            outcome.lost_output.clear();
+        }
+        outcome
+    }
 }
 
 /// The hosts, when they are others.
@@ -524,80 +573,3 @@ pub(crate) fn not_passed_on(signal: WorkerSignal) {
         "{name}: not passed on: the job has not begun, or is ending"
     ));
 }
-
-/// Takes all output of the job's workers on one node, and brings rank 0 its input if it is there.
-#[allow(clippy::too_many_arguments)] // each is a part of one sentence
-async fn take_output(
-    link: Arc<Link>,
-    nodes: Arc<Vec<PlacedNode>>,
-    index: usize,
-    job: JobId,
-    without: Vec<Rank>,
-    input: bool,
-    sink: Sink,
-    mut course: watch::Receiver<Course>,
-) -> Result<(), String> {
-    let node = &nodes[index];
-    let lost = |error: &dyn std::fmt::Display| format!("{}: {error}", node.hostname);
-    let (_endpoint, connection) = link.node(node).await.map_err(|error| lost(&error))?;
-    let stream = connection
-        .open(OUTPUT)
-        .await
-        .map_err(|error| lost(&error))?;
-    let Stream { mut send, mut recv } = stream;
-    let request = NodeRequest::Output { job, without };
-    send.send(&request, &[])
-        .await
-        .map_err(|error| lost(&error))?;
-    match recv.expect_within::<NodeReply>(ANSWER).await {
-        Ok(frame) => match frame.head {
-            NodeReply::Output => {}
-            // It was released before it had begun; the head says why.
-            NodeReply::Refused(_) if *course.borrow() == Course::NeverWhole => return Ok(()),
-            NodeReply::Refused(refusal) => return Err(lost(&refusal)),
-            other => {
-                return Err(lost(&format!(
-                    "{other:?} is no answer to a request for output"
-                )));
-            }
-        },
-        Err(error) => return Err(lost(&error)),
-    }
-    let mut pump = None;
-    if input && node.ranks.contains(&Rank(0)) {
-        pump = Some(tokio::spawn(stdin::pump(send)));
-    } else {
-        send.finish();
-    }
-    let clock = link.runtime.clock();
-    let mut over = *course.borrow() != Course::Open;
-    let result = loop {
-        let next = tokio::select! {
-            // Output that is there counts before the time.
-            biased;
-            next = recv.next::<OutputChunk>() => next,
-            _ = course.changed(), if !over => {
-                over = true;
-                continue;
-            }
-            () = async { clock.sleep_until(clock.now() + SILENCE).await }, if over => {
-                break Err(lost(&format!("its end did not come within {SILENCE:?}")));
-            }
-        };
-        match next {
-            Ok(Some(frame)) => sink.piece(frame.head, frame.body).await,
-            Ok(None) => break Ok(()),
-            Err(error) => break Err(lost(&error)),
-        }
-    };
-    if let Some(pump) = pump {
-        pump.abort();
-    }
-    if result.is_ok() {
-        recv.stop(CloseCode::Done);
-    }
-    result
-}
-
-#[cfg(test)]
-mod tests;

@@ -149,7 +149,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
 }
 
 /// How many workers each host gets: filled in order, or evenly if that is asked for. Hosts without any are left out.
-pub(crate) fn shares(
+pub(super) fn shares(
     options: &Run,
     hosts: &[HostSlots],
     workers: u32,

@@ -11,7 +11,8 @@ mod job;
 mod joining;
 mod layout;
 mod lines;
-mod merge;
+mod link;
+mod output;
 mod place;
 mod plan;
 mod prefix;
@@ -30,34 +31,34 @@ mod wait;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use clap::{CommandFactory, Parser};
 use kolo_process::Side;
 use kolo_transport::wire::Exit;
 
 use self::args::Run;
 use self::discovery::Hosts;
 pub(super) use self::elastic::elsewhere;
-pub(super) use self::job::Link;
 use self::job::Request;
+pub(super) use self::link::Link;
 use self::plan::{Plan, Surroundings};
 use self::report::Outcome;
 use self::signals::{Heard, Signals};
 use self::sink::{Sink, Style, WriteError, Written};
 pub(super) use self::synonyms::{is_run, translate};
-use super::args::{Args, Command, Connect, Format};
+use super::args::{Connect, Format};
 use super::error::CliError;
 use super::output::{Output, Screen, failure};
 use super::progress;
 use crate::signals::name;
 
-/// Runs the program, and gives the exit code.
+/// Runs the program, and gives the exit code. `line` are the words that the options come from.
 pub(super) fn run(
     options: Run,
+    line: Vec<OsString>,
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    match divided(options, connect, format, out) {
+    match divided(options, line, connect, format, out) {
         Err(error) if format == Format::Json && !matches!(error, CliError::Output(_)) => {
             tell(&Outcome::refused(&error));
             Ok(error.exit_code())
@@ -68,11 +69,12 @@ pub(super) fn run(
 
 fn divided(
     options: Run,
+    line: Vec<OsString>,
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<u8, CliError> {
-    let options = with_file(options)?;
+    let options = config_file::with_file(options, line)?;
     let here = Surroundings {
         vars: std::env::vars_os().collect(),
         cwd: std::env::current_dir().map_err(|error| CliError::File {
@@ -169,31 +171,6 @@ fn tell(report: &str) {
     sink::write_all(rustix::stdio::stderr(), report.as_bytes()).ok();
 }
 
-/// The options with those of `--config-file`.
-fn with_file(options: Run) -> Result<Run, CliError> {
-    let Some(path) = options.config_file.clone() else {
-        return Ok(options);
-    };
-    let mut command = Args::command();
-    let Some(known) = command.find_subcommand_mut("run") else {
-        return Ok(options);
-    };
-    let words = ["kolo", "run"]
-        .into_iter()
-        .map(OsString::from)
-        .chain(config_file::words(&path, known)?);
-    let file = Args::try_parse_from(words).map_err(|error| {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default();
-        let reason = first.strip_prefix("error: ").unwrap_or(first);
-        CliError::Usage(format!("{}: {reason}", path.display()))
-    })?;
-    match file.command {
-        Command::Run(file) => Ok(merge::merge(options, *file)),
-        _ => Ok(options),
-    }
-}
-
 /// What is to be run, with what a cluster says of its nodes if that matters.
 async fn planned(
     options: Run,
@@ -247,8 +224,7 @@ async fn execute(
         progress::show(format!("starting {} workers", plan.workers));
         files::prepare(plan.output.as_ref())?;
         let hosts = Hosts::find(&options, &mut plan.spec).await?;
-        let ground = place::find(&options, &plan, here).await?;
-        let grounds = place::prepare(&options, &mut plan, ground, connect).await?;
+        let grounds = place::prepare(&options, &mut plan, here, connect).await?;
         Ok::<_, CliError>((plan, grounds, hosts))
     };
     let (plan, mut grounds, hosts) = match Box::pin(before_the_job(signals, preparing)).await {

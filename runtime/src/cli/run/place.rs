@@ -17,10 +17,10 @@ use super::super::error::CliError;
 use super::super::progress::Progress;
 use super::args::Run;
 use super::discovery::{self, Hosts};
-use super::job::Link;
 use super::joining::Joining;
+use super::layout;
+use super::link::Link;
 use super::plan::{Plan, Surroundings, Target};
-use super::{elastic, layout};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
@@ -38,20 +38,6 @@ const LEAST_OWN: u64 = 44;
 
 /// How long this command stays after its work.
 const GOODBYE: Duration = Duration::from_millis(2);
-
-/// Where a job goes.
-pub(crate) enum Ground {
-    /// On the cluster that is there.
-    Cluster,
-    /// On these nodes of that cluster, with so many workers each.
-    Nodes(Vec<(HostSlots, u32)>),
-    /// On this machine alone, which may be called otherwise than it calls itself.
-    Here(Option<String>),
-    /// On these hosts, with so many workers each.
-    Hosts(Vec<(Place, u32)>),
-    /// On hosts that a script tells.
-    Discovered,
-}
 
 /// Everything that must live as long as the job.
 pub(crate) struct Grounds {
@@ -118,66 +104,47 @@ fn failed(error: LocalError) -> CliError {
     CliError::Local(error.to_string())
 }
 
-/// Finds out where a job goes.
-pub(crate) async fn find(
-    options: &Run,
-    plan: &Plan,
-    here: &Surroundings,
-) -> Result<Ground, CliError> {
-    let hosts = match &plan.target {
-        Target::Cluster => return Ok(Ground::Cluster),
-        Target::Local => return Ok(Ground::Here(None)),
-        Target::Discovered => return Ok(Ground::Discovered),
-        Target::Hosts(hosts) | Target::Nodes(hosts) => hosts,
-    };
-    let (most, _) = elastic::bounds(options, &plan.target)?;
-    let shares = layout::shares(&most, hosts, plan.workers)?;
-    if let Target::Nodes(_) = plan.target {
-        if plan.spec.elastic.is_some() {
-            // Any of them may take the place of another one.
-            let used = hosts.iter().filter(|host| host.slots > 0);
-            return Ok(Ground::Nodes(
-                used.map(|host| (host.clone(), host.slots)).collect(),
-            ));
-        }
-        let used = shares.into_iter();
-        let used = used.map(|(index, workers)| (hosts[index].clone(), workers));
-        return Ok(Ground::Nodes(used.collect()));
-    }
-    // Hosts included that get no worker: the list is wrong all the same.
-    let places = ssh::locate(hosts, &here.hostname, &options.ssh.options()).await?;
-    if let [(only, _)] = shares[..]
-        && places[only].here
-    {
-        let name = &hosts[only].host;
-        return Ok(Ground::Here((name != "localhost").then(|| name.clone())));
-    }
-    let used = shares.into_iter();
-    let used = used.map(|(index, workers)| (places[index].clone(), workers));
-    Ok(Ground::Hosts(used.collect()))
-}
-
 /// Connects to the cluster that is there, or starts one.
 pub(crate) async fn prepare(
     options: &Run,
     plan: &mut Plan,
-    ground: Ground,
+    here: &Surroundings,
     connect: &Connect,
 ) -> Result<Grounds, CliError> {
-    match ground {
-        Ground::Cluster => Ok(elsewhere(Client::connect(&connect.config()).await?)),
-        Ground::Nodes(hosts) => {
+    let patience = connect.connect_timeout;
+    let shares = plan.shares.clone().into_iter();
+    match plan.target.clone() {
+        Target::Cluster => Ok(elsewhere(Client::connect(&connect.config()).await?)),
+        Target::Nodes(hosts) => {
             let client = Client::connect(&connect.config()).await?;
-            let nodes = layout::nodes_called(hosts, &client.cluster().await?.nodes)?;
-            match &mut plan.spec.elastic {
-                Some(elastic) => elastic.hosts = Some(discovery::of_nodes(&nodes)),
-                None => plan.spec.layout = nodes,
+            let nodes = client.cluster().await?.nodes;
+            if let Some(elastic) = &mut plan.spec.elastic {
+                // Any of them may take the place of another one.
+                let used = hosts.into_iter().filter(|host| host.slots > 0);
+                let used = used.map(|host| (host.clone(), host.slots)).collect();
+                let nodes = layout::nodes_called(used, &nodes)?;
+                elastic.hosts = Some(discovery::of_nodes(&nodes));
+            } else {
+                let used = shares.map(|(at, workers)| (hosts[at].clone(), workers));
+                plan.spec.layout = layout::nodes_called(used.collect(), &nodes)?;
             }
             Ok(elsewhere(client))
         }
-        Ground::Here(name) => here_alone(options, plan, connect.connect_timeout, name).await,
-        Ground::Discovered => as_they_come(options, plan, connect.connect_timeout).await,
-        Ground::Hosts(hosts) => on_hosts(options, plan, hosts, connect.connect_timeout).await,
+        Target::Local => here_alone(options, plan, patience, None).await,
+        Target::Discovered => as_they_come(options, plan, patience).await,
+        Target::Hosts(hosts) => {
+            // Hosts included that get no worker: the list is wrong all the same.
+            let places = ssh::locate(&hosts, &here.hostname, &options.ssh.options()).await?;
+            if let [(only, _)] = plan.shares[..]
+                && places[only].here
+            {
+                // This machine alone, which may be called otherwise than it calls itself.
+                let name = Some(hosts[only].host.clone()).filter(|name| name != "localhost");
+                return here_alone(options, plan, patience, name).await;
+            }
+            let used = shares.map(|(at, workers)| (places[at].clone(), workers));
+            on_hosts(options, plan, used.collect(), patience).await
+        }
     }
 }
 

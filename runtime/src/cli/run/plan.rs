@@ -13,7 +13,7 @@ use super::super::error::CliError;
 use super::super::host_args::HostArgs;
 use super::args::Run;
 use super::files::Destination;
-use super::layout::{local_size, placement};
+use super::layout::{local_size, placement, shares};
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
 use super::streams::Shown;
@@ -55,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) target: Target,
     pub(crate) spec: JobSpec,
     pub(crate) workers: u32,
+    /// How many of them each host of a list gets that gets any, by its place in the list.
+    pub(crate) shares: Vec<(usize, u32)>,
     pub(crate) prefix: Prefix,
     pub(crate) ranks: Ranks,
     pub(crate) shown: Shown,
@@ -108,6 +110,10 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
     let target = target(options, here)?;
     let (most, bounds) = elastic::bounds(options, &target)?;
     let (placement, workers) = placement(&most, &target)?;
+    let shares = match &target {
+        Target::Hosts(hosts) | Target::Nodes(hosts) => shares(&most, hosts, workers)?,
+        Target::Local | Target::Cluster | Target::Discovered => Vec::new(),
+    };
     let ranks = options.ranks.clone().unwrap_or_default();
     if let Some(beyond) = ranks.beyond(workers) {
         return usage(format!(
@@ -177,6 +183,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         target,
         spec,
         workers,
+        shares,
         prefix: template,
         ranks,
         shown: options.torch.shown(),

@@ -130,6 +130,40 @@ pub(super) fn fall(fall: &Fall) -> Vec<String> {
     lines
 }
 
+/// Says why a group is stopped.
+pub(super) fn fell(
+    why: &str,
+    failure: Option<&RankFailure>,
+    stopped: u32,
+    restart: Option<(u32, u32)>,
+) -> String {
+    // Its call stack is told with the next group, or at the end.
+    let failure = failure.map(ToString::to_string);
+    let cause = failure.as_deref().and_then(|told| told.lines().next());
+    let cause = cause.unwrap_or(why);
+    let others = match stopped {
+        0 => String::new(),
+        1 => "; 1 worker is stopped".to_owned(),
+        more => format!("; {more} workers are stopped"),
+    };
+    let restart = match restart {
+        None => String::new(),
+        Some((restart, most)) if restart > most => "; no restart is left".to_owned(),
+        Some((restart, most)) => format!("; restart {restart} of {most}"),
+    };
+    format!("{cause}{others}{restart}")
+}
+
+/// A failure in one line, with its error or its last word.
+pub(super) fn in_a_line(failure: &RankFailure) -> String {
+    let told = failure.to_string();
+    let line = told.lines().next().unwrap_or_default();
+    match failure.stderr_tail.last() {
+        Some(last) if failure.error().is_none() => format!("{line}: {last}"),
+        _ => line.to_owned(),
+    }
+}
+
 fn code_of(exit: Exit) -> u8 {
     match exit {
         // What is 0 here was a success, and yet not what was wanted.
@@ -405,6 +439,10 @@ mod tests {
             "kolo: rank 2 on b (pid 4711) ended with signal 9 (SIGKILL)\n  [2]<stderr>: boom\n\
              kolo: the other 3 workers were ended\n"
         );
+        assert_eq!(
+            in_a_line(failed(Exit::Code(3)).failure.as_ref().unwrap()),
+            "rank 2 on b (pid 4711) ended with exit code 3: boom"
+        );
         let json: serde_json::Value =
             serde_json::from_str(&failed(Exit::Signal(9)).json()).unwrap();
         assert_eq!(json["exit_code"], 137);
@@ -465,5 +503,25 @@ mod tests {
             ..told
         };
         assert_eq!(fall(&alone), [""; 0], "the reason of the change has it");
+    }
+
+    #[test]
+    fn a_group_that_falls_says_why_and_what_that_costs() {
+        let failure = failed(Exit::Code(3)).failure.unwrap();
+        let why = "rank 2 on b: exit code 3";
+        for (stopped, restart, rest) in [
+            (3, Some((1, 3)), "; 3 workers are stopped; restart 1 of 3"),
+            (1, Some((4, 3)), "; 1 worker is stopped; no restart is left"),
+            (0, Some((1, 1)), "; restart 1 of 1"),
+        ] {
+            assert_eq!(
+                fell(why, Some(&failure), stopped, restart),
+                format!("rank 2 on b (pid 4711) ended with exit code 3{rest}")
+            );
+        }
+        assert_eq!(
+            fell("there is room for more", None, 2, None),
+            "there is room for more; 2 workers are stopped"
+        );
     }
 }

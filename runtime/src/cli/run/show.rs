@@ -42,8 +42,7 @@ async fn hosts(
     connect: &Connect,
 ) -> Result<Result<Vec<(u64, String)>, Refusal>, CliError> {
     Hosts::find(options, &mut plan.spec).await?;
-    let ground = place::find(options, plan, here).await?;
-    let grounds = place::prepare(options, plan, ground, connect).await?;
+    let grounds = place::prepare(options, plan, here, connect).await?;
     let placed = job::try_out(&grounds.link, plan.spec.clone(), plan.start_timeout).await;
     grounds.end().await;
     Ok(placed?.map(|nodes| {

@@ -186,7 +186,7 @@ impl Printer {
             }
         }
         for source in self.lines.open() {
-            self.end(source, 0);
+            self.show(source, 0, &[]);
         }
         self.flush();
         Written {
@@ -234,12 +234,7 @@ impl Printer {
                     self.fail(WriteError::Failed(text));
                 }
                 if self.is_shown(&head) {
-                    let source = (head.rank.0, head.stream);
-                    if piece.is_empty() {
-                        self.end(source, head.time_ms);
-                    } else {
-                        self.show(source, head.time_ms, &piece);
-                    }
+                    self.show((head.rank.0, head.stream), head.time_ms, &piece);
                 }
             }
         }
@@ -279,22 +274,18 @@ impl Printer {
         prefix
     }
 
+    /// Shows a piece of a source; an empty one is its end.
     fn show(&mut self, source: Source, time_ms: u64, piece: &[u8]) {
         let prefix = self.prefix(source, time_ms);
         let out = match source.1 {
             Stdio::Stdout => &mut self.out,
             Stdio::Stderr => &mut self.err,
         };
-        self.lines.push(source, &prefix, piece, out);
-    }
-
-    fn end(&mut self, source: Source, time_ms: u64) {
-        let prefix = self.prefix(source, time_ms);
-        let out = match source.1 {
-            Stdio::Stdout => &mut self.out,
-            Stdio::Stderr => &mut self.err,
-        };
-        self.lines.end(source, &prefix, out);
+        if piece.is_empty() {
+            self.lines.end(source, &prefix, out);
+        } else {
+            self.lines.push(source, &prefix, piece, out);
+        }
     }
 
     fn flush(&mut self) {

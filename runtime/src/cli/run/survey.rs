@@ -14,7 +14,7 @@ use kolo_transport::wire::{
 };
 
 use super::super::output::timestamp;
-use super::job::Link;
+use super::link::Link;
 use super::prefix::stream_name;
 
 /// How long head and nodes may take together.

@@ -81,7 +81,7 @@ pub(crate) fn is_run(args: &[OsString], command: &Command) -> bool {
 }
 
 /// Where the subcommand `run` stands, if that is the subcommand.
-fn position_of_run(args: &[OsString], command: &Command) -> Option<usize> {
+pub(super) fn position_of_run(args: &[OsString], command: &Command) -> Option<usize> {
     let mut at = 1;
     while let Some(length) = length(args.get(at)?, &[command]) {
         at += length;

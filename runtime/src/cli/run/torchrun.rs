@@ -61,29 +61,6 @@ pub(crate) struct TakenAsGiven {
 }
 
 impl TorchArgs {
-    /// Options of the command line over those of a file.
-    pub(super) fn merge(self, file: Self) -> Self {
-        let (line, more) = (self.given, file.given);
-        Self {
-            standalone: self.standalone || file.standalone,
-            role: self.role.or(file.role),
-            master_port: self.master_port.or(file.master_port),
-            rdzv_id: self.rdzv_id.or(file.rdzv_id),
-            redirects: self.redirects.or(file.redirects),
-            tee: self.tee.or(file.tee),
-            local_ranks_filter: self.local_ranks_filter.or(file.local_ranks_filter),
-            given: TakenAsGiven {
-                rdzv_backend: line.rdzv_backend.or(more.rdzv_backend),
-                rdzv_endpoint: line.rdzv_endpoint.or(more.rdzv_endpoint),
-                node_rank: line.node_rank.or(more.node_rank),
-                master_addr: line.master_addr.or(more.master_addr),
-                monitor_interval: line.monitor_interval.or(more.monitor_interval),
-                start_method: line.start_method.or(more.start_method),
-                signals_to_handle: line.signals_to_handle.or(more.signals_to_handle),
-            },
-        }
-    }
-
     /// What is shown of the output.
     pub(super) fn shown(&self) -> Shown {
         Shown {

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use super::super::error::CliError;
 use super::before_the_job;
-use super::job::{self, Link, Request};
+use super::job::{self, Request};
+use super::link::Link;
 use super::report::Outcome;
 use super::signals::Signals;
 use super::sink::{Sink, WriteError};

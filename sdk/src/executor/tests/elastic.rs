@@ -204,6 +204,65 @@ async fn calls_between_generations_wait_if_they_are_to() {
     );
 }
 
+/// A group of two, to which the next one is added between calls.
+#[tokio::test]
+async fn a_group_changes_between_two_calls_and_cuts_none() {
+    for waits in [false, true] {
+        let fake = Fake::new(1).await;
+        let builder = Executor::builder().workers(1..=3).wait_for_recovery(waits);
+        let (executor, mut job) = fake.elastic(builder, &[0, 0]).await;
+        let node = &fake.nodes[0];
+        let run = tokio::spawn(executor.run(add, 1).into_future());
+        let (spanning, ..) = node.call().await;
+        let one = tokio::spawn(executor.on(Rank(1)).run(add, 1).into_future());
+        let (plain, ..) = node.call().await;
+        job.send(&JobEvent::Hold { generation: FIRST }).await;
+        node.returns(plain, Rank(1), &1_u32).await;
+        assert_eq!(soon(one).await.unwrap().unwrap(), 1);
+        // The other one is under way, and more may come.
+        let one = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
+        let (plain, ..) = node.call().await;
+        for rank in [Rank(0), Rank(1)] {
+            node.returns(spanning, rank, &2_u32).await;
+        }
+        assert_eq!(soon(run).await.unwrap().unwrap(), [2, 2]);
+        node.returns(plain, Rank(0), &3_u32).await;
+        assert_eq!(soon(one).await.unwrap().unwrap(), 3);
+        let holding = SubmitFrame::Holding { generation: FIRST };
+        assert_eq!(soon(job.frame()).await, Some(holding));
+        // A run is not lost in between, and neither are others if they are to wait.
+        let mut run = tokio::spawn(executor.run(add, 1).into_future());
+        settle(&mut run).await;
+        let mut other = tokio::spawn(executor.on(Rank(1)).run(add, 1).into_future());
+        if waits {
+            settle(&mut other).await;
+        } else {
+            let refused = soon(&mut other).await.unwrap().unwrap_err();
+            assert_eq!(generation_over(&refused), (FIRST, &[][..]));
+        }
+        let members = [(0, 1, 0), (1, 1, 0), (2, 1, 0)];
+        job.generation(&fake, 2, "1 new", &members).await;
+        node.attach(SECOND).await;
+        for _ in 0..=usize::from(waits) {
+            let (call, ranks, ..) = node.call().await;
+            for rank in ranks {
+                let place = (rank.0, SECOND);
+                node.answers(SECOND, call, place, &4_u32).await;
+            }
+        }
+        assert_eq!(soon(run).await.unwrap().unwrap(), [4, 4, 4]);
+        if waits {
+            assert_eq!(soon(other).await.unwrap().unwrap(), 4);
+        }
+        // Without a call the change is taken at once. What is said of an older generation is late.
+        for generation in [FIRST, SECOND] {
+            job.send(&JobEvent::Hold { generation }).await;
+        }
+        let holding = SubmitFrame::Holding { generation: SECOND };
+        assert_eq!(soon(job.frame()).await, Some(holding));
+    }
+}
+
 #[tokio::test]
 async fn a_job_that_can_not_recover_says_why() {
     let fake = Fake::new(1).await;

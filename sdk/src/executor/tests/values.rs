@@ -112,15 +112,28 @@ impl Bed {
         assert_eq!(sums.len(), self.slots.len());
     }
 
-    async fn commits(&self, value: &Object<All>, number: u64, ends: Option<Generation>) {
+    async fn commits(&self, value: &Object<All>, number: u64) {
         let committing = tokio::spawn({
             let value = value.clone();
             async move { value.commit().await }
         });
         let (call, _, op, _) = self.call().await;
         assert_eq!(op, CallOp::Commit { object: value.id() });
-        self.answer(call, &(number, ends)).await;
+        self.answer(call, &number).await;
         assert_eq!(soon(committing).await.unwrap().unwrap(), number);
+    }
+
+    /// The head offers a change.
+    async fn offers(&mut self) {
+        let generation = self.generation;
+        self.job.send(&JobEvent::Hold { generation }).await;
+    }
+
+    /// The head hears that the generation has ended between two calls.
+    async fn holds(&mut self) {
+        let generation = self.generation;
+        let holding = SubmitFrame::Holding { generation };
+        assert_eq!(soon(self.job.frame()).await, Some(holding));
     }
 
     /// A member is lost, and somebody sees that.
@@ -161,7 +174,7 @@ fn over(result: Result<Vec<u32>, CallError>) -> (Generation, String) {
 async fn a_value_is_on_all_ranks_before_the_next_generation_takes_calls() {
     let (mut bed, value) = Bed::new(false).await;
     bed.adds(&value).await;
-    bed.commits(&value, 1, None).await;
+    bed.commits(&value, 1).await;
     let hit = tokio::spawn(add(&value));
     bed.call().await;
     bed.loses(1).await;
@@ -203,7 +216,7 @@ async fn a_loss_between_two_calls_is_told_if_work_is_lost() {
     assert!(error.is_retryable(), "{error}");
     assert_eq!(bed.recovered(&value).await, Ok(0));
     bed.adds(&value).await;
-    bed.commits(&value, 1, None).await;
+    bed.commits(&value, 1).await;
     // Nothing is lost now.
     bed.loses(1).await;
     bed.next(&[2, 3]).await;
@@ -268,16 +281,30 @@ async fn a_value_that_is_made_while_the_group_changes_is_on_all_ranks_or_on_none
 }
 
 #[tokio::test]
-async fn a_commit_where_the_generation_ends_is_the_last_call_there() {
+async fn a_change_waits_for_a_commit_which_is_the_last_call_of_its_generation() {
     let (mut bed, value) = Bed::new(false).await;
     bed.adds(&value).await;
-    bed.commits(&value, 1, Some(FIRST)).await;
+    bed.offers().await;
+    // What is not committed would be lost.
+    bed.adds(&value).await;
+    bed.commits(&value, 1).await;
+    bed.holds().await;
     assert_eq!(over(soon(add(&value)).await).0, FIRST);
     bed.next(&[0, 1, 2]).await;
     bed.retains(&[&value]).await;
     bed.recovers(Some(&value), 1).await;
     assert_eq!(bed.recovered(&value).await, Ok(1));
     bed.adds(&value).await;
+}
+
+#[tokio::test]
+async fn a_change_waits_no_longer_for_a_value_without_a_handle() {
+    let (mut bed, value) = Bed::new(false).await;
+    bed.adds(&value).await;
+    bed.offers().await;
+    bed.adds(&value).await;
+    drop(value);
+    bed.holds().await;
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ mod player;
 mod wire;
 
 use std::io::{BufRead as _, BufReader, Lines};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
 use kolo_harness::{TestCluster, kolo};
@@ -14,10 +14,17 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Names the file whose presence ends a player.
 const PLAYER: &str = "PLAYS_HOROVOD_UNTIL";
 
+/// A file beside that one, whose presence lets a player fail at once.
+const NO_LUCK: &str = "no-luck";
+
 /// No test: a worker. It is this binary, started with this function's name as the filter.
 #[test]
 fn player_process() -> anyhow::Result<()> {
     match std::env::var_os(PLAYER) {
+        Some(stop) if Path::new(&stop).with_file_name(NO_LUCK).exists() => {
+            eprintln!("no luck");
+            std::process::exit(3)
+        }
         Some(stop) => player::play(stop.as_ref()),
         None => Ok(()),
     }
@@ -27,6 +34,7 @@ fn player_process() -> anyhow::Result<()> {
 struct Game {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
+    errors: Lines<BufReader<ChildStderr>>,
     stop: PathBuf,
     _dir: tempfile::TempDir,
 }
@@ -36,6 +44,9 @@ impl Drop for Game {
         // Its end is the wish, whether it has come already or not.
         drop(self.child.kill());
         drop(self.child.wait());
+        for line in self.errors.by_ref().map_while(Result::ok) {
+            eprintln!("{line}");
+        }
     }
 }
 
@@ -47,11 +58,14 @@ impl Game {
         kolo.args(["run", "--prefix", "none", "--env", &player]);
         kolo.args(options).arg("--").arg(std::env::current_exe()?);
         kolo.args(["horovod::player_process", "--exact", "--nocapture"]);
-        let mut child = kolo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        kolo.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = kolo.stderr(Stdio::piped()).spawn()?;
         let out = child.stdout.take().context("it is piped")?;
+        let errors = child.stderr.take().context("it is piped")?;
         Ok(Self {
             child,
             lines: BufReader::new(out).lines(),
+            errors: BufReader::new(errors).lines(),
             stop,
             _dir: dir,
         })
@@ -147,4 +161,64 @@ fn too_few_survivors_wait_for_others() -> anyhow::Result<()> {
         Err(_) => ensure!(game.child.wait()?.code() == Some(137)),
     }
     Ok(())
+}
+
+/// The launcher tells of each failure when it comes, and not at the end of the job.
+#[test]
+fn a_new_worker_that_fails_is_told_at_once_and_costs_a_restart() -> anyhow::Result<()> {
+    let options = [
+        "-n",
+        "2",
+        "--min-np",
+        "1",
+        "--max-restarts",
+        "9",
+        "--elastic",
+        "horovod",
+    ];
+    let mut game = Game::start(kolo(), &options)?;
+    let group = game.group(2)?;
+    let no_luck = game.stop.with_file_name(NO_LUCK);
+    std::fs::write(&no_luck, "")?;
+    kill(group[1])?;
+    ensure!(game.group(1)? == group[..1], "the survivor");
+    let told = loop {
+        let line = game.errors.next().context("the job has ended")??;
+        if let Some(told) = line.strip_prefix("kolo: a new worker has failed: ") {
+            break told.to_owned();
+        }
+    };
+    ensure!(
+        told.starts_with("rank 1 on ") && told.ends_with(" ended with exit code 3: no luck"),
+        "{told}"
+    );
+    std::fs::remove_file(no_luck)?;
+    let again = game.group(2)?;
+    ensure!(again[0] == group[0], "{again:?} after {group:?}");
+    game.finish(2)
+}
+
+/// A host list that never changes: the failed worker comes back on its host, where Horovod goes on with the other host alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn test_fault_tolerance_without_scaling() -> anyhow::Result<()> {
+    let builder = TestCluster::builder().nodes(2).slots(2);
+    let cluster = builder.hostnames(["a", "b"]).start().await?;
+    let options = [
+        "-n",
+        "4",
+        "-H",
+        "a:2,b:2",
+        "--min-np",
+        "2",
+        "--elastic",
+        "horovod",
+    ];
+    let mut game = Game::start(cluster.kolo()?, &options)?;
+    let mut group = game.group(4)?;
+    kill(group.remove(3))?;
+    ensure!(game.group(3)? == group, "the survivors, in their order");
+    let whole = game.group(4)?;
+    ensure!(whole[..3] == group, "{whole:?} after {group:?}");
+    game.finish(4)?;
+    Ok(cluster.stop().await?)
 }

@@ -35,13 +35,13 @@ kinds! {
         Drain CreateToken Tokens RevokeToken Revoke Reinstate Network Interfaces
         Surroundings DrainNode UndrainNode Metrics
     }
-    SubmitFrame { ProgramReady Stop Kill Done Interrupt Signal Unreachable Hosts }
+    SubmitFrame { ProgramReady Stop Kill Done Interrupt Signal Unreachable Holding Hosts }
     NodeEvent { WorkerReady WorkerExited WorkerUnseen Taken Committed Holding JobGone JobLeft }
     HeadReply {
         Done Registered Signed Cluster Jobs Job Renewed Token Tokens Revoked Placed
         Interfaces Surroundings Draining Refused
     }
-    JobEvent { Placed Healthy Generation Fell Waits RankLost Ended }
+    JobEvent { Placed Healthy Generation Fell Waits Hold RankLost Ended }
     NodeRequest {
         Revocations Reserve Release Start Membership RankLost Revoke Hold FreePort
         StopWorker Stop Signal Kill HasProgram PutProgram Attach Logs Output Probe Echo

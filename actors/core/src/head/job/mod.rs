@@ -439,6 +439,7 @@ impl Job {
             SubmitFrame::Interrupt => self.interrupt(),
             SubmitFrame::Signal(signal) => self.signal(signal),
             SubmitFrame::Unreachable { generation, why } => self.driver_is_cut_off(generation, why),
+            SubmitFrame::Holding { generation } => self.driver_holds(generation),
             SubmitFrame::Kill => self.kill(),
             SubmitFrame::Done => self.done(),
             SubmitFrame::Hosts(hosts) => self.use_hosts(hosts),

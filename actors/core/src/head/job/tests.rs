@@ -141,6 +141,7 @@ impl Run {
                     Action::Notice(process, number) => {
                         format!("notice {number} to {}", process.slot)
                     }
+                    Action::Tell(JobEvent::Hold { .. }) => "tell:hold".to_owned(),
                     Action::Tell(JobEvent::Fell { .. }) => "tell:fell".to_owned(),
                     Action::Tell(JobEvent::Waits { .. }) => "tell:waits".to_owned(),
                     Action::Note(_) | Action::Group(_) => return None,

@@ -53,6 +53,17 @@ fn a_lost_member_is_revoked_and_the_rest_goes_on_in_one_step() {
     assert_eq!(bed.membership.budget().resets(), 2);
 }
 
+/// The loss of all members is the loss of nothing, then.
+#[test]
+fn a_hold_between_two_calls_is_no_commit() {
+    let mut bed = Bed::up(Limits::elastic(1, 2), &[2]);
+    bed.fail(1);
+    bed.pass(s(1));
+    bed.hold(0);
+    assert_eq!(bed.slots(), [0, 1]);
+    assert_eq!(bed.membership.budget().commit(), None);
+}
+
 #[test]
 fn a_spare_replaces_a_member_without_a_process_start() {
     let mut bed = Bed::up(
@@ -380,7 +391,10 @@ fn facts_that_are_over_are_ignored_and_reported() {
     assert_eq!(told, 2);
     for (number, commit) in [(1, 1), (2, 1), (9, 9)] {
         let generation = ids::Generation(number);
-        bed.then(Fact::Holding { generation, commit });
+        bed.then(Fact::Holding {
+            generation,
+            commit: Some(commit),
+        });
         bed.then(Fact::Committed {
             generation,
             commit,

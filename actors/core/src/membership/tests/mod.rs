@@ -167,9 +167,10 @@ impl Bed {
         self.now = end;
     }
 
-    /// Members hold at a commit.
+    /// Members hold at a commit; 0 if none is known.
     fn hold(&mut self, commit: u64) {
         let generation = self.active().number();
+        let commit = Some(commit).filter(|commit| *commit > 0);
         self.then(Fact::Holding { generation, commit });
     }
 

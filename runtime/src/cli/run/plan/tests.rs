@@ -5,8 +5,6 @@ use clap::Parser;
 use kolo_transport::wire::Placement;
 
 use super::super::super::args::{Args, Command};
-use super::super::layout::shares;
-use super::super::merge::merge;
 use super::*;
 
 pub(in super::super) fn options(line: &str) -> Run {
@@ -17,7 +15,9 @@ pub(in super::super) fn options(line: &str) -> Run {
     }
 }
 
-fn here() -> Surroundings {
+pub(in super::super) use super::plan as plan_of;
+
+pub(in super::super) fn here() -> Surroundings {
     let vars = [
         ("PATH", "/bin"),
         ("NCCL_DEBUG", "INFO"),
@@ -155,24 +155,16 @@ fn files_are_in_a_folder_of_the_job_or_where_horovodrun_has_them() {
     let output = |line: &str| planned(line).output;
     let dir = || "/srv/data/out".into();
     assert_eq!(output("--output-dir out x"), Some(Destination::Jobs(dir())));
-    let ranks = Some(Destination::Ranks(dir()));
-    assert_eq!(output("--output-filename out x"), ranks);
+    assert_eq!(
+        output("--output-filename out x"),
+        Some(Destination::Ranks(dir()))
+    );
     assert_eq!(output("x"), None);
-    let file = options("--output-dir elsewhere -- x");
-    let merged = merge(options("--output-filename out x"), file);
-    assert_eq!(plan(&merged, &here()).unwrap().output, ranks);
 }
 
 #[test]
 fn hosts_are_filled_in_order_or_evenly() {
-    let given = |line: &str| {
-        let options = options(line);
-        let plan = plan(&options, &here()).unwrap();
-        let Target::Hosts(hosts) = &plan.target else {
-            panic!("{plan:?}");
-        };
-        shares(&options, hosts, plan.workers)
-    };
+    let given = |line: &str| plan(&options(line), &here()).map(|plan| plan.shares);
     assert_eq!(given("-H a:2,b:3 -n 4 x").unwrap(), [(0, 2), (1, 2)]);
     assert_eq!(given("-H a:2,b:3 -n 2 x").unwrap(), [(0, 2)]);
     for line in ["x", "--nproc-per-node 2 x", "--nnodes 1 -n 2 x"] {
@@ -313,20 +305,4 @@ fn what_can_not_be_passed_is_told() {
         ["--pass-env: BAD is not passed, since its value is not UTF-8"]
     );
     assert!(notes("--pass-env B* x").is_empty());
-}
-
-#[test]
-fn the_command_line_counts_more_than_the_file() {
-    let file = options("-n 8 -H a:8 --timestamps -e A=1 -e B=1 --no-stdin -- ./from-file 1");
-    let merged = merge(options("-n 2 --local --prefix none -e B=2"), file.clone());
-    let plan = plan(&merged, &here()).unwrap();
-    assert_eq!((plan.workers, &plan.target), (2, &Target::Local));
-    assert_eq!(plan.prefix, Prefix::parse("none").unwrap());
-    assert_eq!(plan.spec.env["A"], "1");
-    assert_eq!(plan.spec.env["B"], "2");
-    assert!(!plan.spec.installed.as_ref().unwrap().stdin);
-    assert_eq!(plan.spec.args, ["1"]);
-    let merged = merge(options("./own 2"), file);
-    assert_eq!((merged.num_proc, merged.program.len()), (Some(8), 2));
-    assert!(merged.timestamps && merged.hosts.is_some());
 }

@@ -188,7 +188,7 @@ impl Job {
             });
         }
         if all {
-            let commit = 0;
+            let commit = None;
             self.fact(Fact::Holding { generation, commit });
         }
     }

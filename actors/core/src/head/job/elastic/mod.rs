@@ -53,6 +53,8 @@ pub(super) struct Elastic {
     wake_at: Option<Instant>,
     /// What was decided last, and why.
     decision: String,
+    /// The last generation whose change the driver was offered.
+    offered: Generation,
     /// How often the driver was told of new nodes, and how often it has said that they hold the program.
     told: u64,
     answered: u64,
@@ -107,6 +109,7 @@ impl Elastic {
             tallies: BTreeMap::new(),
             wake_at: None,
             decision: String::new(),
+            offered: Generation::default(),
             told: 0,
             answered: 0,
             fresh: Vec::new(),
@@ -372,6 +375,7 @@ impl Job {
                 self.give_notice(generation);
             }
             membership::Action::Hold { generation, why } => {
+                self.offer(generation);
                 let request = NodeRequest::Hold {
                     job: self.id,
                     generation,
@@ -393,6 +397,17 @@ impl Job {
                 self.note(text);
             }
             membership::Action::End { how, why } => self.end_of_membership(how, why),
+        }
+    }
+
+    /// Asks the driver to hold between two calls. Its stream loses nothing, so that once is enough.
+    fn offer(&mut self, generation: Generation) {
+        if let Some(elastic) = self.elastic.as_mut()
+            && elastic.offered < generation
+        {
+            elastic.offered = generation;
+            let hold = JobEvent::Hold { generation };
+            self.actions.push(Action::Tell(hold));
         }
     }
 

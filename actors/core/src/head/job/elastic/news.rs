@@ -262,7 +262,8 @@ impl Job {
         });
     }
 
-    /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work.
+    /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work, and of
+    /// new processes that were started for a later generation.
     fn tell_lost(&mut self, process: Process, failure: RankFailure) {
         let Some(elastic) = self.elastic.as_deref().filter(|_| self.ending.is_none()) else {
             return;
@@ -272,16 +273,17 @@ impl Job {
         }
         let is_member = elastic.is_member(process);
         let may_leave = elastic.membership.roster().may_leave(self.now, process);
-        if self.is_planned() && !is_member {
-            // A new process has failed on its own.
+        let is_new = self.is_planned() && !is_member;
+        if is_new {
+            // It has failed on its own.
             self.fall.close();
         }
         // A worker that was to leave, and has left, is no failure.
         if !may_leave {
             self.fell(failure.clone());
         }
-        if is_member {
-            let generation = self.generation;
+        if is_member || (is_new && !may_leave) {
+            let generation = Generation(self.generation.0 + u64::from(is_new));
             self.actions.push(Action::Tell(JobEvent::RankLost {
                 generation,
                 failure,
@@ -349,8 +351,18 @@ impl Job {
         let tally = self.elastic.as_mut();
         let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
         if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
+            let commit = Some(commit);
             self.fact(Fact::Holding { generation, commit });
         }
+    }
+
+    /// The driver holds between two calls.
+    pub(in crate::head::job) fn driver_holds(&mut self, generation: Generation) {
+        if self.elastic.is_none() || self.starts_anew() {
+            return;
+        }
+        let commit = None;
+        self.fact(Fact::Holding { generation, commit });
     }
 
     /// The driver does not reach a node with members of a generation.
