@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::future::Future;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -14,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::health::Health;
-use crate::notify;
+use crate::notify::Notifier;
 use crate::settings::logging::{Log, LogArgs};
 use crate::settings::{self, Daemon};
 use crate::signals::{Ends, name};
@@ -124,12 +125,13 @@ pub fn reload_log<A: DaemonArgs>(log: &Log) {
     }
 }
 
-/// The signals that a daemon listens to, and what the service manager is told of it.
+/// The signals that a daemon listens to, and the service manager that it tells.
 #[derive(Debug)]
 pub struct Service {
     /// What ends the daemon.
     pub ends: Ends,
     hangup: Signal,
+    notifier: Arc<Notifier>,
     /// What it says of itself.
     status: String,
     watchdog: Option<JoinHandle<()>>,
@@ -153,6 +155,7 @@ impl Service {
         Ok(Self {
             ends: Ends::take(ends)?,
             hangup: signal(SignalKind::hangup()).context("SIGHUP can't be watched")?,
+            notifier: Arc::new(Notifier::from_env()),
             status: String::new(),
             watchdog: None,
         })
@@ -167,10 +170,11 @@ impl Service {
     pub fn ready(&mut self, line: &str, status: String, health: Health) -> Result<()> {
         writeln!(std::io::stdout(), "{line}")
             .context("the line that says that it is ready can't be printed")?;
-        notify::ready(&status);
+        self.notifier.ready(&status);
         self.status = status;
+        let notifier = Arc::clone(&self.notifier);
         self.watchdog = Some(tokio::spawn(async move {
-            notify::watchdog(|limit| health.is_good(limit)).await;
+            notifier.watchdog(|limit| health.is_good(limit)).await;
         }));
         Ok(())
     }
@@ -181,9 +185,9 @@ impl Service {
             tokio::select! {
                 signal = self.ends.next() => return signal,
                 _ = self.hangup.recv() => {
-                    notify::reloading();
+                    self.notifier.reloading();
                     reload();
-                    notify::ready(&self.status);
+                    self.notifier.ready(&self.status);
                 }
             }
         }
@@ -197,6 +201,7 @@ impl Service {
         signal: Option<i32>,
         limit: Duration,
     ) -> bool {
+        let notifier = &self.notifier;
         let end = async {
             if let Some(signal) = signal {
                 let signal = name(signal);
@@ -205,7 +210,7 @@ impl Service {
                     ?limit,
                     "waiting for jobs to end; a second signal ends all at once"
                 );
-                notify::stopping("waiting for jobs to end");
+                notifier.stopping("waiting for jobs to end");
                 if !daemon.drain(limit).await {
                     tracing::warn!(
                         ?limit,
@@ -214,7 +219,7 @@ impl Service {
                 }
             }
             tracing::info!("stopping; a second signal ends all at once");
-            notify::stopping("stopping");
+            notifier.stopping("stopping");
             daemon.stop().await;
         };
         tokio::select! {

@@ -10,7 +10,7 @@ pub mod http;
 pub mod limiter;
 pub mod local;
 pub mod node;
-mod notify;
+pub mod notify;
 pub mod private_file;
 pub mod secret;
 pub mod settings;

@@ -49,7 +49,7 @@ impl Manager {
         while begin.elapsed() < PATIENCE {
             let length = self.socket.recv(&mut buffer).unwrap();
             let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            if text == "WATCHDOG=1\n" {
+            if text == "WATCHDOG=1" {
                 pings += 1;
                 continue;
             }
@@ -65,7 +65,7 @@ impl Manager {
         self.socket.set_read_timeout(Some(PATIENCE)).unwrap();
         for _ in 0..times {
             let length = self.socket.recv(&mut buffer).unwrap();
-            assert_eq!(&buffer[..length], b"WATCHDOG=1\n");
+            assert_eq!(&buffer[..length], b"WATCHDOG=1");
         }
     }
 

@@ -105,7 +105,7 @@ impl World {
     }
 
     fn plan_fault_of(&mut self, node: usize, at: Time, back: Time) {
-        let kind = self.random.below(6);
+        let kind = self.random.below(7);
         let mut push = |at, fault| self.queue.push(at, Event::Fault(fault));
         match kind {
             0 => {
@@ -126,9 +126,9 @@ impl World {
             }
             kind => {
                 // One way or both, with the data plane or without; for a moment, or until the end.
-                let lasts = self.random.percent(40);
+                let lasts = self.random.percent(50);
                 let (at, back) = if lasts {
-                    (SECOND + at / 5, FAULTS)
+                    (4 * SECOND + at / 4, FAULTS)
                 } else {
                     (at, back)
                 };

@@ -41,7 +41,7 @@ impl Knobs {
         let nodes = random.between(least, u64::from(nodes)) as usize;
         let lease = random.between(10, 30) * 100 * MS;
         Self {
-            fault: random.pick(&[0, 2, 5, 15]),
+            fault: random.pick(&[0, 2, 5, 15, 15]),
             mishap: random.pick(&[0, 0, 1, 5]),
             nodes,
             slots: (0..nodes)

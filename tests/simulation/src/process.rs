@@ -97,7 +97,11 @@ impl World {
         let event = WorkerEvent::Spawned { pid };
         let input = Box::new(Input::Worker { worker, event });
         self.later(spawned, Event::Shell(node, life, input));
-        let boot = spawned + self.random.between(5, 300) * MS;
+        let mut boot = spawned + self.random.between(5, 300) * MS;
+        // So long that the members of a generation without it know of its predecessor's end by a revocation alone.
+        if self.now >= crate::knobs::AGAIN {
+            boot += 2 * SECOND;
+        }
         if self.has_mishap() {
             // It ends before it says hello, or never says it. Of an installed program nobody would see that.
             if is_program || self.random.percent(70) {

@@ -29,34 +29,30 @@ impl World {
             return;
         }
         let name = self.nodes[node].id.to_string();
-        match self.connect(Peer::Node(node, life), (Role::Node, name)) {
-            Some(session) => {
-                let [.., high, low] = (node as u32 + 1).to_be_bytes();
-                let entry = &mut self.nodes[node];
-                let Some(daemon) = entry.daemon.as_mut() else {
-                    return;
-                };
-                daemon.session = Some(session);
-                let registration = NodeRegistration {
-                    node: entry.id,
-                    hostname: format!("host-{}", entry.id.0),
-                    address: SocketAddr::from(([10, 2, high, low], 7700)),
-                    resources: daemon.core.total().clone(),
-                    version: "1".to_owned(),
-                    jobs: daemon.core.jobs().collect(),
-                    network: None,
-                    instance: daemon.instance,
-                    seal: None,
-                    draining: daemon.core.is_leaving(),
-                };
-                let registration = self.mutated_registration(registration);
-                self.node_asks(node, Tag::Register, HeadRequest::Register(registration));
-            }
-            None => {
-                self.check_alone(node);
-                self.connect_again(node);
-            }
-        }
+        let Some(session) = self.connect(Peer::Node(node, life), (Role::Node, name)) else {
+            self.check_alone(node);
+            return self.connect_again(node);
+        };
+        let [.., high, low] = (node as u32 + 1).to_be_bytes();
+        let entry = &mut self.nodes[node];
+        let Some(daemon) = entry.daemon.as_mut() else {
+            return;
+        };
+        daemon.session = Some(session);
+        let registration = NodeRegistration {
+            node: entry.id,
+            hostname: format!("host-{}", entry.id.0),
+            address: SocketAddr::from(([10, 2, high, low], 7700)),
+            resources: daemon.core.total().clone(),
+            version: "1".to_owned(),
+            jobs: daemon.core.jobs().collect(),
+            network: None,
+            instance: daemon.instance,
+            seal: None,
+            draining: daemon.core.is_leaving(),
+        };
+        let registration = self.mutated_registration(registration);
+        self.node_asks(node, Tag::Register, HeadRequest::Register(registration));
     }
 
     fn connect_again(&mut self, node: usize) {

@@ -44,7 +44,10 @@ fn read(text: &str) -> Option<Duration> {
         ms += number.parse::<f64>().ok()? * factor as f64;
         rest = after.strip_prefix(' ').unwrap_or(after);
     }
-    (ms <= LONGEST).then(|| Duration::from_millis(ms.round() as u64))
+    let seconds = ms.round() / 1000.0;
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|_| ms <= LONGEST)
 }
 
 /// Shows a span: from a minute on in two units at most, whole seconds; below that to the millisecond.

@@ -20,6 +20,10 @@ impl Push {
     pub(super) fn order(request: NodeRequest) -> Self {
         Self::Order(Box::new(request))
     }
+
+    pub(super) fn is_start(&self) -> bool {
+        matches!(self, Self::Order(request) if matches!(**request, NodeRequest::Start(_)))
+    }
 }
 
 /// What is delivered to one node, in order.

@@ -515,6 +515,23 @@ fn a_group_that_is_lost_while_its_rendezvous_opens_is_not_started_later() {
 }
 
 #[test]
+fn g3_the_late_word_of_an_earlier_stay_ends_nothing_of_this_one() {
+    let mut run = restarting(&[1, 1], 3);
+    run.begin();
+    let is_left = |action: &Action| {
+        matches!(action, Action::Request { node, request, .. }
+            if *node == NodeId(2) && matches!(**request, NodeRequest::Stop { .. }))
+    };
+    run.report(2, NodeEvent::JobGone { job: JOB });
+    assert_eq!(run.job.state, JobState::Healthy);
+    assert!(!run.has(is_left));
+    // After the end of its process it may be of this stay.
+    run.ends(2, 1, 1, Exit::Signal(9), true);
+    run.report(2, NodeEvent::JobGone { job: JOB });
+    assert!(run.has(is_left));
+}
+
+#[test]
 fn g3_a_node_where_an_end_was_not_seen_is_left_and_gets_nothing_more() {
     let mut run = restarting(&[1, 1], 3);
     run.begin();

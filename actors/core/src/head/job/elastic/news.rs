@@ -88,6 +88,10 @@ impl Job {
                 self.holds(node, process, (generation, commit), failed);
             }
             NodeEvent::JobGone { .. } if !self.is_elastic() => self.job_gone(part),
+            // Ends are told in their order: those of this stay's processes would have come before.
+            NodeEvent::JobGone { .. } if self.has_processes(part) => {
+                self.note(format!("ignored: an earlier stay on {node} is over"));
+            }
             NodeEvent::JobGone { .. } => match self.parts[part].hold {
                 Hold::Reserved | Hold::Running => {
                     let now = self.now;
@@ -109,6 +113,16 @@ impl Job {
                 self.drain(node, reason);
             }
         }
+    }
+
+    /// Whether a process was started there, or is on its way, whose end was not told.
+    fn has_processes(&self, part: usize) -> bool {
+        let part = &self.parts[part];
+        let runs = |slot| {
+            let seat = self.seats.get(slot);
+            seat.is_some_and(|seat| seat.pid != 0 && seat.exit.is_none())
+        };
+        part.slots.iter().any(runs) || part.pushes.queue.iter().any(Push::is_start)
     }
 
     /// The process is the last one of its seat, and the node holds that seat.
