@@ -3,4 +3,5 @@ pub mod agent;
 pub mod budget;
 pub mod head;
 mod later;
+pub mod log;
 pub mod node;

@@ -122,6 +122,12 @@ pub(crate) use sealed::Sealed;
 /// `f64`. It can't be implemented elsewhere.
 ///
 /// [`ReduceOp`](crate::ReduceOp) says which operator takes which type.
+#[diagnostic::on_unimplemented(
+    message = "collectives carry no `{Self}`",
+    label = "not a number that collectives carry",
+    note = "elements are `bool`, `u8` to `u64`, `i8` to `i64`, `f32`, `f64`, `half::f16` and `half::bf16`; a single number is a slice of one: `&mut [x]`",
+    note = "strings, structs and other types that serde knows: `broadcast_object` and `all_gather_object`"
+)]
 pub trait Element:
     Sealed + Copy + PartialEq + fmt::Debug + Default + Send + Sync + 'static
 {

@@ -106,6 +106,7 @@ pub(crate) async fn start_head(
     listen: SocketAddr,
     runtime: Option<TransportRuntime>,
 ) -> Result<(Head, TransportRuntime, Credentials), LocalError> {
+    kolo_actors::log::be_guest();
     let runtime = match runtime {
         Some(runtime) => runtime,
         // One thread: a call from driver to node wakes no other.

@@ -10,7 +10,9 @@ use bytes::BufMut;
 use kolo_transport::frame::Limits;
 use rmp_serde::{decode, encode};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer as _};
+
+pub mod packed;
 
 /// A value that does not become bytes, or bytes that do not become the value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,8 +55,8 @@ const LIMIT: usize = Limits::CALLS.body as usize;
 
 /// The bytes of a value, as a call carries it.
 ///
-/// serde takes a `Vec<u8>` for a list of numbers, each of which takes one or two bytes and some time. With the types of the
-/// crate `serde_bytes` long runs of bytes are copied as a whole.
+/// serde takes a `Vec<u8>` for a list of numbers, each of which takes one or two bytes and some time. [`packed`] makes bytes of
+/// such vectors. Arguments and results that are such vectors are sent so in any case.
 ///
 /// # Errors
 ///
@@ -77,19 +79,45 @@ pub(crate) fn encode_behind<T: Serialize + ?Sized>(
     bytes: &mut Vec<u8>,
     value: &T,
 ) -> Result<(), CodecError> {
-    append(bytes, LIMIT, |out| {
+    append_argument(bytes, value, |value, out| {
         value.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
     })
-    .map_err(|error| error.of::<T>(LIMIT))
 }
 
 /// Encodes one more argument behind `bytes`.
-pub(crate) fn append_argument<A>(
+pub(crate) fn append_argument<A: ?Sized>(
     bytes: &mut Vec<u8>,
     value: &A,
     encode: fn(&A, &mut Encoder<'_>) -> Result<(), encode::Error>,
 ) -> Result<(), CodecError> {
     append(bytes, LIMIT, |out| encode(value, out)).map_err(|error| error.of::<A>(LIMIT))
+}
+
+/// Writes an argument or a result: a vector of numbers as bytes, anything else as serde has it.
+pub(crate) fn write<T: Serialize + 'static, B: BufMut + Deref<Target = [u8]>>(
+    value: &T,
+    out: &mut Limited<'_, B>,
+) -> Result<(), encode::Error> {
+    let mut serializer = rmp_serde::Serializer::new(out).with_struct_map();
+    match packed::bytes_of(value) {
+        Some(bytes) => serializer.serialize_bytes(bytes),
+        None => value.serialize(&mut serializer),
+    }
+}
+
+/// Reads what [`write`] has written. A vector of numbers may also be a list.
+pub(crate) fn read<T: DeserializeOwned + 'static>(
+    decoder: &mut Decoder<'_>,
+) -> Result<T, decode::Error> {
+    packed::take(decoder).unwrap_or_else(|| T::deserialize(decoder))
+}
+
+/// As [`encode`], for the result of a call.
+#[cfg(test)]
+pub(crate) fn encode_result<T: Serialize + 'static>(value: &T) -> Result<Vec<u8>, CodecError> {
+    let mut bytes = Vec::new();
+    append_argument(&mut bytes, value, write)?;
+    Ok(bytes)
 }
 
 /// What arguments are written to.
@@ -179,13 +207,25 @@ impl<B: BufMut + Deref<Target = [u8]>> io::Write for Limited<'_, B> {
 ///
 /// [`CodecError::Decode`].
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+    decode_by(bytes, |decoder| T::deserialize(decoder))
+}
+
+/// As [`decode`], for the result of a call.
+pub(crate) fn decode_result<T: DeserializeOwned + 'static>(bytes: &[u8]) -> Result<T, CodecError> {
+    decode_by(bytes, read)
+}
+
+fn decode_by<T>(
+    bytes: &[u8],
+    read: fn(&mut Decoder<'_>) -> Result<T, decode::Error>,
+) -> Result<T, CodecError> {
     let failed = |reason: String| CodecError::Decode {
         type_name: std::any::type_name::<T>(),
         len: bytes.len(),
         reason,
     };
     let mut decoder = Decoder::from_read_ref(bytes);
-    let value = T::deserialize(&mut decoder).map_err(|error| failed(reason(&error)))?;
+    let value = read(&mut decoder).map_err(|error| failed(reason(&error)))?;
     if is_at_end(&mut decoder) {
         Ok(value)
     } else {

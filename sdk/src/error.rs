@@ -12,7 +12,7 @@ use kolo_transport::join::JoinError;
 use kolo_transport::session::RequestError;
 use kolo_transport::wire::{JobState, RankFailure, Refusal};
 
-pub use crate::call::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
+pub use crate::call::{BusyRank, CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use crate::entry::EntryError;
 pub use crate::options::OptionsError;
 

@@ -11,7 +11,7 @@ use crate::{Object, Scope};
 )]
 pub trait Executable: Sized + 'static {
     /// The arguments of `new` as a tuple, without the [`Context`](crate::Context). The macro checks that they
-    /// serialize; what encodes them says `T::Args: Serialize`.
+    /// serialize; what encodes them says `T::Args: ArgumentTuple`.
     type Args;
     /// What the driver holds: it has the type's methods, on all ranks or on the chosen ones.
     type Handle<S: Scope>: From<Object<S>>;

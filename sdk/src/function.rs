@@ -6,8 +6,8 @@ use kolo_transport::wire::{CallFailure, FailureKind};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::__private::Ended;
-use crate::codec::{Decoder, Encoder};
+use crate::__private::{ArgumentWriter, Ended};
+use crate::codec::{self, CodecError, Decoder, Encoder};
 use crate::worker::Reply;
 
 /// A function that workers can run. Made by [`#[kolo::function]`](macro@crate::function), which turns a
@@ -16,13 +16,7 @@ use crate::worker::Reply;
 ///
 /// The macro checks that `Args` are [`Argument`]s and `Output` is an [`Output`], with an error at the type in
 /// question. The trait does not repeat these bounds, so that there is one error and not three; what encodes
-/// arguments says `F::Args: Serialize`, what decodes results `F::Output: DeserializeOwned + Send + 'static`.
-#[diagnostic::on_unimplemented(
-    message = "workers run what is marked with `#[kolo::function]`; this gives a `{Self}`",
-    label = "not a function that workers know",
-    note = "write `#[kolo::function]` above the function, and give its name alone, its arguments after it: `run(name, (a, b))`",
-    note = "a closure can't be run: workers are other processes, and find functions by name"
-)]
+/// arguments says `F::Args: ArgumentTuple`, what decodes results `F::Output: DeserializeOwned + Send + 'static`.
 pub trait Function {
     /// Its arguments as a tuple, without the [`Context`](crate::Context).
     type Args;
@@ -63,6 +57,41 @@ impl<A> IntoArgs<(A,)> for A {
     }
 }
 
+/// The arguments of a call as a tuple, each of which serde can encode: see [`Argument`]. Tuples of up to 16 implement it.
+pub trait ArgumentTuple {
+    #[doc(hidden)]
+    fn encode(&self) -> Result<Vec<u8>, CodecError>;
+}
+
+macro_rules! argument_tuples {
+    ($($count:literal: $($name:ident $index:tt)*;)*) => {$(
+        impl<$($name: Serialize + 'static),*> ArgumentTuple for ($($name,)*) {
+            fn encode(&self) -> Result<Vec<u8>, CodecError> {
+                ArgumentWriter::new($count)$(.add(&self.$index, codec::write))*.finish()
+            }
+        }
+    )*};
+}
+argument_tuples! {
+    0: ;
+    1: A 0;
+    2: A 0 B 1;
+    3: A 0 B 1 C 2;
+    4: A 0 B 1 C 2 D 3;
+    5: A 0 B 1 C 2 D 3 E 4;
+    6: A 0 B 1 C 2 D 3 E 4 F 5;
+    7: A 0 B 1 C 2 D 3 E 4 F 5 G 6;
+    8: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7;
+    9: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8;
+    10: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9;
+    11: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10;
+    12: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11;
+    13: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12;
+    14: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13;
+    15: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14;
+    16: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14 P 15;
+}
+
 /// Proof that a type is an [`Argument`], an [`Output`] or a [`Failure`]: it has the usual traits.
 #[derive(Debug)]
 pub enum ByTraits {}
@@ -76,6 +105,32 @@ mod sealed {
     pub trait Never {}
 }
 use sealed::Never;
+
+/// The name of a [`Function`], as [`Executor::run`](crate::Executor::run) takes it. Do not implement it; `Proof` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "workers run functions that are marked with `#[kolo::function]`, and this is none",
+    label = "not the name of a function that workers know",
+    note = "write `#[kolo::function]` above the function, and give its name alone, its arguments after it: `run(name, (a, b))`",
+    note = "a closure can't be run: workers are other processes, and find functions by name"
+)]
+pub trait Marked<Proof> {
+    /// The function.
+    type Function: Function;
+}
+
+impl<T: FnOnce() -> F, F: Function> Marked<ByTraits> for T {
+    type Function = F;
+}
+
+impl<T: Never> Marked<ByNothing> for T {
+    type Function = ByNothing;
+}
+
+impl Function for ByNothing {
+    type Args = ();
+    type Output = ();
+    const NAME: &'static str = "";
+}
 
 /// A type that an argument of a remote call may have: anything that is [`Serialize`], [`DeserializeOwned`]
 /// and `'static`. Do not implement it; `Proof` is found by the compiler.
@@ -94,11 +149,11 @@ pub trait Argument<Proof>: Sized {
 
 impl<T: Serialize + DeserializeOwned + 'static> Argument<ByTraits> for T {
     fn encode(&self, out: &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error> {
-        self.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
+        codec::write(self, out)
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, rmp_serde::decode::Error> {
-        T::deserialize(from)
+        codec::read(from)
     }
 }
 

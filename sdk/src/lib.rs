@@ -104,7 +104,7 @@ pub use executor::{
     Amount, Count, Executor, ExecutorBuilder, ExecutorOn, GenerationChanges, Output, Recovered,
     WorkerExit,
 };
-pub use function::{Argument, Function, IntoArgs};
+pub use function::{Argument, ArgumentTuple, Function, IntoArgs, Marked};
 pub use kolo_collectives as collectives;
 pub use kolo_collectives::lane::LaneChoice;
 pub use kolo_collectives::{CollectiveError, Communicator, ReduceOp};

@@ -13,6 +13,19 @@
 ///     Ok(())
 /// }
 /// ```
+///
+/// `#[kolo::main(init = function)]` calls a function first, in the driver and in each worker: to set a subscriber of `tracing`,
+/// say. Without that, events of `tracing` and records of `log` in workers go to standard error, and so to the driver's
+/// screen: from level `info` on, or as `RUST_LOG` says. The driver's own subscriber is always the program's to set.
+///
+/// ```no_run
+/// fn logging() {
+///     // tracing_subscriber::fmt().json().with_writer(std::io::stderr).init();
+/// }
+///
+/// #[kolo::main(init = logging)]
+/// async fn main() {}
+/// ```
 pub use kolo_macros::main;
 
 /// Makes a function one that workers can run.

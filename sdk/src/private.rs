@@ -179,9 +179,17 @@ impl ArgumentWriter {
 
     /// Appends the next argument.
     #[must_use]
-    pub fn push<A>(mut self, codec: ArgumentCodec<A>, value: &A) -> Self {
+    pub fn push<A>(self, codec: ArgumentCodec<A>, value: &A) -> Self {
+        self.add(value, codec.encode)
+    }
+
+    pub(crate) fn add<A>(
+        mut self,
+        value: &A,
+        encode: fn(&A, &mut Encoder<'_>) -> Result<(), rmp_serde::encode::Error>,
+    ) -> Self {
         if let Ok(bytes) = &mut self.bytes
-            && let Err(error) = append_argument(bytes, value, codec.encode)
+            && let Err(error) = append_argument(bytes, value, encode)
         {
             self.bytes = Err(error);
         }

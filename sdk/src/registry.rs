@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
+use strsim::levenshtein;
+
 use crate::__private::{CreateFn, FunctionFn, MethodFn, PartsFn};
 
 /// The functions of this program, in no particular order.
@@ -282,10 +284,10 @@ fn nearest(given: &str, known: impl Iterator<Item = &'static str>) -> Vec<&'stat
     let mut scored: Vec<(usize, &'static str)> = known
         .filter_map(|name| {
             let name_last = last(name);
-            let apart = edits(&given_last, &name_last);
+            let apart = levenshtein(&given_last, &name_last);
             // The same name in another module is the likeliest, then a few wrong letters in the last part.
             let close = apart <= (given_last.chars().count().max(3)) / 3;
-            close.then(|| (apart * 1000 + edits(&given, name), name))
+            close.then(|| (apart * 1000 + levenshtein(&given, name), name))
         })
         .collect();
     scored.sort_unstable();
@@ -294,22 +296,6 @@ fn nearest(given: &str, known: impl Iterator<Item = &'static str>) -> Vec<&'stat
         .map(|(_, name)| name)
         .take(SUGGESTIONS)
         .collect()
-}
-
-/// Number of letters to insert, delete or replace to make `a` to `b` (Levenshtein).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, letter) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, other) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *other);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// The entries by name.
@@ -477,18 +463,6 @@ mod tests {
         assert_eq!(near(&"x".repeat(100_000)), [""; 0]);
         let all_alike = ["a1", "a2", "a3", "a4", "a5"];
         assert_eq!(nearest("a0", all_alike.into_iter()).len(), SUGGESTIONS);
-    }
-
-    #[test]
-    fn edits_count_letters() {
-        for (a, b, count) in [
-            ("", "", 0),
-            ("", "abc", 3),
-            ("kitten", "sitting", 3),
-            ("é", "e", 1),
-        ] {
-            assert_eq!((edits(a, b), edits(b, a)), (count, count), "{a} {b}");
-        }
     }
 
     #[test]

@@ -19,6 +19,25 @@ const DESCRIPTORS: u64 = 24;
 /// So it is if there are no descriptors or threads for the runtime, which the line says.
 pub fn main<F: Future>(main: F) -> F::Output {
     crate::worker::run_if_worker();
+    drive(main)
+}
+
+/// As [`main`], and calls `init` before that in the driver and in each worker: what `#[kolo::main(init = function)]`
+/// expands to. A subscriber that `init` sets takes the place of the one that workers have by default.
+pub fn main_with_init<F: Future>(init: impl FnOnce(), main: F) -> F::Output {
+    // Whichever this process is, one of the two calls it.
+    let mut init = Some(init);
+    let mut once = || {
+        if let Some(init) = init.take() {
+            init();
+        }
+    };
+    crate::worker::run_if_worker_with(&mut once);
+    once();
+    drive(main)
+}
+
+fn drive<F: Future>(main: F) -> F::Output {
     if let Err(error) = crate::registry::Registry::get() {
         crate::worker::refuse(error);
     }

@@ -16,12 +16,12 @@ pub(super) fn write(line: &Line) {
             cause,
         } = group;
         let generation = generation.0;
-        tracing::info!(job, state, generation, members, restarts, cause, "{text}");
+        crate::news!(job, state, generation, members, restarts, cause, "{text}");
         return;
     }
     match line.level {
         Level::Error => tracing::error!(job, node, "{text}"),
         Level::Warn => tracing::warn!(job, node, "{text}"),
-        Level::Info => tracing::info!(job, node, "{text}"),
+        Level::Info => crate::news!(job, node, "{text}"),
     }
 }

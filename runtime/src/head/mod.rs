@@ -373,7 +373,7 @@ impl Parts {
             shared: Arc::clone(&shared),
             runtime,
         };
-        tracing::info!(
+        kolo_actors::news!(
             cluster = %report.store.authority().cluster(),
             address = %report.address,
             http = ?report.http_address,
@@ -390,7 +390,7 @@ impl Parts {
     }
 
     async fn stop(mut self, limit: Duration) {
-        tracing::info!("the head stops");
+        kolo_actors::news!("the head stops");
         self.shared.ready.store(false, Ordering::Release);
         let reason = "the head is stopping".to_owned();
         let ended = ask(&self.shared.actor, Question::Shutdown { reason });

@@ -408,7 +408,7 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     if config.identity_dir.is_some() {
         sweep(id).await;
     }
-    tracing::info!(%id, %address, head = %config.head, "registered");
+    kolo_actors::news!(%id, %address, head = %config.head, "registered");
     let first = Session {
         connection,
         registered,

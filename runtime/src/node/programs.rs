@@ -352,7 +352,7 @@ impl Programs {
             preloaded: false,
         };
         state.entries.insert(hash, entry);
-        tracing::info!(%hash, size = program.size, name = program.name, "a program has come");
+        kolo_actors::news!(%hash, size = program.size, name = program.name, "a program has come");
         Ok(())
     }
 

@@ -248,7 +248,7 @@ impl Uplink {
             pause = (pause * 2).min(MAX_PAUSE);
             match self.reconnect(&endpoint, &server).await {
                 Ok(again) => {
-                    tracing::info!(head = %server.head, "registered again");
+                    kolo_actors::news!(head = %server.head, "registered again");
                     session = Some(again);
                 }
                 Err(error) if error.is_revoked() => {

@@ -1,11 +1,11 @@
 //! `#[kolo::function]`
 
 use proc_macro2::TokenStream;
-use quote::quote;
+use quote::{format_ident, quote};
 use syn::ext::IdentExt;
 use syn::{Error, FnArg, ItemFn, parse2};
 
-use crate::signature::{Errors, Remote, cfgs, check, check_type, docs, private};
+use crate::signature::{Errors, Remote, Role, cfgs, check, check_type, docs, private, worker_fn};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let Ok(function) = parse2::<ItemFn>(item.clone()) else {
@@ -59,42 +59,14 @@ fn rewrite(function: &ItemFn, remote: &Remote) -> TokenStream {
     let mut call = sig.clone();
     call.ident = syn::Ident::new("call", name.span());
 
-    let (context, arguments, reply) = (private("context"), private("arguments"), private("reply"));
+    let context = private("context");
     let (decode, variables) = remote.decode();
     let context_argument = remote.takes_context.then(|| quote!(#context,));
     let invoked = quote!(#name::call(#context_argument #(#variables),*));
     let answer = remote.answer(&invoked);
-    let (kind, run) = if remote.is_async {
-        (
-            quote!(Async),
-            quote! {
-                fn run<'a>(
-                    #context: &'a ::kolo::__private::Context,
-                    #arguments: ::kolo::__private::Arguments<'a>,
-                    #reply: &'a mut ::kolo::__private::Reply,
-                ) -> ::kolo::__private::EndedFuture<'a> {
-                    ::std::boxed::Box::pin(async move {
-                        #decode
-                        #answer
-                    })
-                }
-            },
-        )
-    } else {
-        (
-            quote!(Sync),
-            quote! {
-                fn run(
-                    #context: &::kolo::__private::Context,
-                    #arguments: ::kolo::__private::Arguments<'_>,
-                    #reply: &mut ::kolo::__private::Reply,
-                ) -> ::kolo::__private::Ended {
-                    #decode
-                    #answer
-                }
-            },
-        )
-    };
+    let body = quote!(#decode #answer);
+    let run_name = format_ident!("run");
+    let (run, kind) = worker_fn(Role::Function, &run_name, remote.is_async, &body);
     let argument_tuple = remote.argument_tuple();
     let output = remote.returns.value();
     let signature = remote.signature();

@@ -2,7 +2,8 @@
 
 use proc_macro2::TokenStream;
 use quote::quote;
-use syn::{Error, ItemFn, Result, parse2};
+use syn::parse::{Parse, ParseStream};
+use syn::{Error, Expr, Ident, ItemFn, Result, Token, parse2};
 
 pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let Ok(function) = parse2::<ItemFn>(item.clone()) else {
@@ -12,8 +13,8 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         )
         .to_compile_error();
     };
-    match check(&attribute, &function) {
-        Ok(()) => rewrite(&function),
+    match check(attribute, &function) {
+        Ok(options) => rewrite(&options, &function),
         Err(error) => {
             // A `main` that can't be used would be a second error.
             let error = error.to_compile_error();
@@ -25,14 +26,34 @@ pub(crate) fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     }
 }
 
-fn check(attribute: &TokenStream, function: &ItemFn) -> Result<()> {
-    let signature = &function.sig;
-    if !attribute.is_empty() {
-        return Err(Error::new_spanned(
-            attribute,
-            "#[kolo::main] takes no options; a program that needs its own runtime calls `kolo::worker::run_if_worker()` first in a plain `fn main`",
-        ));
+/// The function that `init = ..` names, if it is given.
+struct Options {
+    init: Option<Expr>,
+}
+
+impl Parse for Options {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let name: Ident = input.parse()?;
+        if name != "init" {
+            return Err(Error::new_spanned(
+                name,
+                "the only option of #[kolo::main] is `init = function`; a program that needs its own runtime calls `kolo::worker::run_if_worker()` first in a plain `fn main`",
+            ));
+        }
+        input.parse::<Token![=]>()?;
+        let init = Some(input.parse()?);
+        input.parse::<Option<Token![,]>>()?;
+        Ok(Self { init })
     }
+}
+
+fn check(attribute: TokenStream, function: &ItemFn) -> Result<Options> {
+    let signature = &function.sig;
+    let options = if attribute.is_empty() {
+        Options { init: None }
+    } else {
+        parse2(attribute)?
+    };
     if signature.ident != "main" {
         return Err(Error::new_spanned(
             &signature.ident,
@@ -57,10 +78,10 @@ fn check(attribute: &TokenStream, function: &ItemFn) -> Result<()> {
             "`main` can't be generic",
         ));
     }
-    Ok(())
+    Ok(options)
 }
 
-fn rewrite(function: &ItemFn) -> TokenStream {
+fn rewrite(options: &Options, function: &ItemFn) -> TokenStream {
     let ItemFn {
         attrs,
         vis,
@@ -69,15 +90,21 @@ fn rewrite(function: &ItemFn) -> TokenStream {
     } = function;
     let output = &sig.output;
     let main = &sig.ident;
+    let start = if let Some(init) = &options.init {
+        quote!(::kolo::rt::main_with_init(#init, main))
+    } else {
+        quote!(::kolo::rt::main(main))
+    };
     // With the types written down, a wrong last expression is an error at that expression.
     let body = match output {
         syn::ReturnType::Default => quote!({
             let main = async move #block;
-            let () = ::kolo::rt::main(main);
+            let () = #start;
         }),
         syn::ReturnType::Type(..) => quote!({
             async fn main() #output #block
-            ::kolo::rt::main(main())
+            let main = main();
+            #start
         }),
     };
     quote! {

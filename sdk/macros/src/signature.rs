@@ -360,19 +360,67 @@ pub(crate) fn private(name: &str) -> Ident {
     Ident::new(&format!("__kolo_{name}"), Span::mixed_site())
 }
 
+/// What a worker runs of the user's.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Role {
+    Function,
+    Constructor,
+    Method,
+}
+
+/// The function by which a worker runs user code, and the variant of the type that holds the function: user code is awaited or not.
+pub(crate) fn worker_fn(
+    role: Role,
+    name: &Ident,
+    is_async: bool,
+    body: &TokenStream,
+) -> (TokenStream, Ident) {
+    let [context, arguments, reply, this] = ["context", "arguments", "reply", "this"].map(private);
+    let lifetime = is_async.then(|| quote!('a));
+    let generics = is_async.then(|| quote!(<'a>));
+    let of_arguments = lifetime.clone().unwrap_or_else(|| quote!('_));
+    let this = (role == Role::Method).then(|| quote!(#this: &#lifetime mut dyn ::core::any::Any,));
+    let makes = role == Role::Constructor;
+    let reply = (!makes).then(|| quote!(#reply: &#lifetime mut ::kolo::__private::Reply,));
+    let output = match (makes, is_async) {
+        (true, false) => quote!(Created),
+        (true, true) => quote!(CreatedFuture<'a>),
+        (false, false) => quote!(Ended),
+        (false, true) => quote!(EndedFuture<'a>),
+    };
+    let body = if is_async {
+        quote!(::std::boxed::Box::pin(async move { #body }))
+    } else {
+        body.clone()
+    };
+    let function = quote! {
+        fn #name #generics (
+            #this
+            #context: &#lifetime ::kolo::__private::Context,
+            #arguments: ::kolo::__private::Arguments<#of_arguments>,
+            #reply
+        ) -> ::kolo::__private::#output {
+            #body
+        }
+    };
+    let variant = if is_async { "Async" } else { "Sync" };
+    (function, format_ident!("{variant}"))
+}
+
 impl Remote {
     /// Arguments and result as text: `(epoch: u32) -> f32`.
     pub(crate) fn signature(&self) -> String {
+        format!("{} -> {}", self.parameters(), text(self.returns.value()))
+    }
+
+    /// The arguments as text: `(epoch: u32)`.
+    pub(crate) fn parameters(&self) -> String {
         let arguments: Vec<String> = self
             .arguments
             .iter()
             .map(|argument| format!("{}: {}", argument.name.unraw(), text(&argument.ty)))
             .collect();
-        format!(
-            "({}) -> {}",
-            arguments.join(", "),
-            text(self.returns.value())
-        )
+        format!("({})", arguments.join(", "))
     }
 
     /// The types of the arguments as a tuple.

@@ -58,6 +58,9 @@ pub(super) struct Entry<W> {
     /// Slots that wait.
     pub(super) missing: usize,
     pub(super) waiters: EntryWaiters<W>,
+    pub(super) sent: Instant,
+    /// It waits behind another call, and the user knows.
+    pub(super) is_told: bool,
     pub(super) deadline: Option<(Instant, Duration)>,
     pub(super) echo_until: Option<Instant>,
 }

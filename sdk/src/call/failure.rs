@@ -249,6 +249,50 @@ pub(crate) fn ranks_text(ranks: impl IntoIterator<Item = Rank>) -> String {
     }
 }
 
+/// A rank that was still in an earlier call. A synchronous function runs to its end, also if nobody waits for it any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BusyRank {
+    /// The rank.
+    pub rank: Rank,
+    /// The hostname of its node.
+    pub hostname: String,
+    /// The earlier call.
+    pub call: String,
+    /// How long ago that was sent.
+    pub since: Duration,
+}
+
+impl BusyRank {
+    /// Some of them, for a message.
+    pub(crate) fn text(busy: &[Self]) -> Option<String> {
+        let shown: Vec<String> = busy.iter().take(SHOWN).map(Self::to_string).collect();
+        let more = busy.len().checked_sub(SHOWN).filter(|more| *more > 0);
+        let more = more.map_or(String::new(), |more| format!(" and {more} more ranks"));
+        (!shown.is_empty()).then(|| shown.join(", ") + &more)
+    }
+}
+
+impl fmt::Display for BusyRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rank,
+            hostname,
+            call,
+            since,
+        } = self;
+        // Whole milliseconds, and of longer times whole seconds.
+        let since = match since.as_secs() {
+            0 => Duration::from_millis(since.as_millis() as u64),
+            seconds => Duration::from_secs(seconds),
+        };
+        write!(
+            f,
+            "rank {rank} ({hostname}) is still in `{call}`, sent {since:?} ago"
+        )
+    }
+}
+
 /// Why a call gave no result.
 ///
 /// [`CallError::rank`], [`CallError::backtrace`] and the other accessors speak of the first cause.
@@ -293,7 +337,11 @@ pub enum CallError {
     },
     /// Some ranks had no result when the deadline passed. The call was cancelled there: it does not begin if
     /// it had not, and an asynchronous one stops at its next await point.
-    #[error("`{call}` had no result from {} after {after:?}, its deadline", ranks_text(.missing.iter().copied()))]
+    #[error(
+        "`{call}` had no result from {} after {after:?}, its deadline{}",
+        ranks_text(.missing.iter().copied()),
+        BusyRank::text(.busy).map_or(String::new(), |text| format!(": {text}"))
+    )]
     Deadline {
         /// What was called.
         call: String,
@@ -301,6 +349,8 @@ pub enum CallError {
         after: Duration,
         /// The ranks that were late.
         missing: Vec<Rank>,
+        /// Those of them that were still in an earlier call, so that this one had not begun there.
+        busy: Vec<BusyRank>,
     },
     /// As many calls are in flight as the executor allows, and `submit` does not wait. Await some of them
     /// first, await this call itself instead of submitting it, or raise `max_in_flight`.
@@ -554,6 +604,7 @@ pub(crate) mod tests {
             call: "f".to_owned(),
             after: Duration::from_millis(1500),
             missing: vec![Rank(1)],
+            busy: Vec::new(),
         };
         assert_eq!(
             late.to_string(),

@@ -56,7 +56,7 @@ impl GenerationChange {
 }
 
 /// The newest generation, and whether calls can be made there.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Present {
     pub(crate) group: Arc<Group>,
     /// It takes no calls any more, and the next one has not come yet.
@@ -526,13 +526,5 @@ impl Generations {
                 () = self.timer.notified() => {}
             }
         }
-    }
-}
-
-impl std::fmt::Debug for Generations {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Generations")
-            .field("present", &self.now())
-            .finish_non_exhaustive()
     }
 }

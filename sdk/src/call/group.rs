@@ -249,16 +249,15 @@ impl Group {
             (false, Some(waiter)) => Waiters::Whole(waiter),
             (_, first) => Waiters::Each(first.into_iter().chain(waiters).collect()),
         };
-        let deadline = request.deadline.and_then(|after| {
-            // A deadline that the clock can't hold is none.
-            Some((Instant::now().checked_add(after)?, after))
-        });
+        let now = Instant::now();
+        // A deadline that the clock can't hold is none.
+        let deadline = (request.deadline).and_then(|after| Some((now.checked_add(after)?, after)));
         // Before the lock, so that it always ends after it: then results may be read, which takes the lock.
         let turn;
         let mut state = self.lock();
         let taken = state
             .table
-            .register(request.name, ranks, deadline, waiters)?;
+            .register(now, request.name, ranks, deadline, waiters)?;
         // What comes alone goes out at once, what is one of many with the others. Who waits for the whole call is about to
         // yield. Who gets a future per rank may go on to other things.
         let sends = match (state.table.in_flight() <= 1, each) {
@@ -538,21 +537,6 @@ fn encode(head: &CallFrame, body: &Bytes) -> Option<[Bytes; 2]> {
         return Some([out.freeze(), Bytes::new()]);
     }
     Some([out.freeze(), body.clone()])
-}
-
-impl std::fmt::Debug for Group {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Group")
-            .field("generation", &self.generation())
-            .field("nodes", &self.nodes)
-            .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for Waiter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiter").finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use serde::de::DeserializeOwned;
 
 #[cfg(test)]
 pub(crate) use failure::tests::failure as test_failure;
-pub use failure::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
+pub use failure::{BusyRank, CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use generations::GenerationChange;
 pub(crate) use generations::Generations;
 #[cfg(test)]
@@ -149,7 +149,7 @@ impl<S: Scope, T> Call<S, T> {
     }
 }
 
-impl<S: Scope, T: DeserializeOwned> IntoFuture for Call<S, T> {
+impl<S: Scope, T: DeserializeOwned + 'static> IntoFuture for Call<S, T> {
     type Output = Result<S::Output<T>, CallError>;
     type IntoFuture = CallFuture<S, T>;
 
@@ -189,7 +189,7 @@ pub struct CallFuture<S, T> {
     output: PhantomData<fn() -> T>,
 }
 
-impl<S: Scope, T: DeserializeOwned> Future for CallFuture<S, T> {
+impl<S: Scope, T: DeserializeOwned + 'static> Future for CallFuture<S, T> {
     type Output = Result<S::Output<T>, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -232,7 +232,7 @@ impl<T> RankCall<T> {
     }
 }
 
-impl<T: DeserializeOwned> Future for RankCall<T> {
+impl<T: DeserializeOwned + 'static> Future for RankCall<T> {
     type Output = Result<T, CallError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -263,8 +263,12 @@ impl<T> fmt::Debug for RankCall<T> {
     }
 }
 
-fn decode<T: DeserializeOwned>(call: &str, rank: Rank, body: &[u8]) -> Result<T, CallError> {
-    codec::decode(body).map_err(|reason| CallError::Result {
+fn decode<T: DeserializeOwned + 'static>(
+    call: &str,
+    rank: Rank,
+    body: &[u8],
+) -> Result<T, CallError> {
+    codec::decode_result(body).map_err(|reason| CallError::Result {
         call: call.to_owned(),
         rank,
         reason,

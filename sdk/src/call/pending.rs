@@ -1,6 +1,5 @@
 //! From a request to its bodies: what the public futures share.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -126,15 +125,6 @@ impl Drop for Pending {
             Source::Group(group) => group.cancel(self.call, self.rank),
             Source::Generations(generations) => generations.cancel(self.call),
         }
-    }
-}
-
-impl fmt::Debug for Pending {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pending")
-            .field("call", &self.call)
-            .field("rank", &self.rank)
-            .finish_non_exhaustive()
     }
 }
 

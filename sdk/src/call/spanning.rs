@@ -509,6 +509,7 @@ impl<W> SpanTable<W> {
                     call: span.request.name.clone(),
                     after: span.request.deadline.unwrap_or(Duration::ZERO),
                     missing: missing.collect(),
+                    busy: Vec::new(),
                 };
                 self.finish_call(call, Err(late), &mut effects);
             }

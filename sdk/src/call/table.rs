@@ -17,6 +17,7 @@
 //! *Elastic groups.* A table is for one generation. From the first loss on its generation is over: it takes no calls, and what fails
 //! because of a loss fails with [`CallError::GenerationOver`].
 
+mod busy;
 mod causes;
 mod ends;
 
@@ -27,6 +28,7 @@ use bytes::Bytes;
 use kolo_transport::ids::{CallId, Generation, Rank};
 use kolo_transport::wire::{Outcome, RankFailure};
 
+use self::busy::Unwanted;
 use self::causes::Chase;
 pub(crate) use self::ends::End;
 use super::entry::{Completion, Effects, Entry, EntryWaiters, Slot, Waiters};
@@ -72,6 +74,7 @@ pub(crate) struct CallTable<W> {
     hostnames: Vec<String>,
     health: Vec<Health>,
     calls: BTreeMap<CallId, Entry<W>>,
+    unwanted: Unwanted,
     next: u64,
     /// Set when no more calls are taken; those that are in flight may still be.
     end: Option<End>,
@@ -93,6 +96,7 @@ impl<W> CallTable<W> {
             hostnames,
             health,
             calls: BTreeMap::new(),
+            unwanted: Unwanted::default(),
             next: 0,
             end: None,
             stop: None,
@@ -147,6 +151,7 @@ impl<W> CallTable<W> {
     /// of its own: then only that rank's fails.
     pub(crate) fn register(
         &mut self,
+        now: Instant,
         name: String,
         ranks: Vec<Rank>,
         deadline: Option<(Instant, Duration)>,
@@ -169,6 +174,8 @@ impl<W> CallTable<W> {
             slots: ranks.iter().map(|_| Slot::Waiting).collect(),
             failed: Vec::new(),
             missing: ranks.len(),
+            sent: now,
+            is_told: false,
             deadline,
             echo_until: None,
             waiters: match waiters {
@@ -223,6 +230,7 @@ impl<W> CallTable<W> {
         body: Bytes,
     ) -> Effects<W> {
         let Some(entry) = self.calls.get_mut(&call) else {
+            self.unwanted.answered(call, rank);
             return Effects::default();
         };
         let Some(index) = entry.waiting(rank) else {
@@ -396,9 +404,11 @@ impl<W> CallTable<W> {
                     None => CallError::Deadline {
                         call: entry.name.clone(),
                         after,
+                        busy: self.busy(now, call, &missing),
                         missing: missing.clone(),
                     },
                 };
+                self.unwanted.add(call, &entry);
                 entry.complete_rest(&error, &mut effects);
                 if !missing.is_empty() {
                     effects.cancels.push((call, missing));
@@ -434,8 +444,8 @@ impl<W> CallTable<W> {
             None => (entry.ranks_waiting(), true),
             Some(rank) => entry.forget(rank),
         };
-        if done {
-            self.calls.remove(&call);
+        if done && let Some(entry) = self.calls.remove(&call) {
+            self.unwanted.add(call, &entry);
         }
         if !unwanted.is_empty() {
             effects.cancels.push((call, unwanted));
@@ -481,6 +491,7 @@ impl<W> CallTable<W> {
                 } else {
                     match self.whole_error(&entry, expired) {
                         Ok(error) => {
+                            self.unwanted.add(call, &entry);
                             entry.complete_rest(&error, effects);
                             return;
                         }
@@ -518,6 +529,7 @@ impl<W> CallTable<W> {
                     }
                 }
                 if (0..entry.ranks.len()).all(|index| !entry.has_waiter(index)) {
+                    self.unwanted.add(call, &entry);
                     return;
                 }
             }

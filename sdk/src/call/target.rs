@@ -10,7 +10,7 @@ use super::group::Group;
 use super::table::End;
 
 /// A group that never changes, or the present generation of one that does.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) enum Target {
     Fixed(Arc<Group>),
     Elastic(Arc<Generations>),
@@ -90,5 +90,11 @@ impl Target {
     /// Whether no worker is known to be lost, but for those that others have replaced.
     pub(crate) fn is_whole(&self) -> bool {
         self.now().is_whole()
+    }
+}
+
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "generation {}", self.now().generation())
     }
 }

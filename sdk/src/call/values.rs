@@ -160,7 +160,7 @@ impl Recovery {
             if let Err(error) = &at {
                 match error.kind() {
                     CallErrorKind::GenerationOver | CallErrorKind::Ended => {
-                        tracing::info!(%generation, %error, "the group changes again");
+                        tracing::debug!(%generation, %error, "the group changes again");
                         return false;
                     }
                     _ => {
@@ -173,15 +173,6 @@ impl Recovery {
             self.values.pop();
         }
         true
-    }
-}
-
-impl std::fmt::Debug for Recovery {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recovery")
-            .field("group", &self.group)
-            .field("values", &self.values.len())
-            .finish_non_exhaustive()
     }
 }
 

@@ -153,7 +153,7 @@ impl Changes {
                 self.opening = None;
                 if let Some(channels) = channels {
                     printing.follow(&channels, &placed);
-                    self.begin(channels);
+                    self.begin(channels, printing.say());
                 }
             }
             goes_on = recovered => {
@@ -172,11 +172,11 @@ impl Changes {
         Change::Done
     }
 
-    fn begin(&mut self, channels: Channels) {
+    fn begin(&mut self, channels: Channels, say: impl Fn(&str) + Send + 'static) {
         let all = Arc::downgrade(&self.generations);
         let (group, replies) = channels.into_group(self.in_flight.clone(), Some(all));
         let table = group.members();
-        tracing::info!(
+        tracing::debug!(
             job = %table.job,
             generation = %table.generation,
             workers = table.members.len(),
@@ -188,7 +188,7 @@ impl Changes {
         let recovery = self.generations.install(group);
         let group = recovery.group();
         let runtime = self.nodes.cluster.runtime();
-        let tasks = nodes::serve(runtime, group, replies);
+        let tasks = nodes::serve(runtime, group, replies, say);
         self.tasks.insert(group.generation(), tasks);
         if recovery.is_empty() {
             self.generations.publish(group);

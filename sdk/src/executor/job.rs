@@ -65,7 +65,7 @@ impl Job {
         let status = self.follow().await;
         match &status {
             JobStatus::Ended(end) => {
-                tracing::info!(job = %self.id, state = %end.state, reason = end.reason, "job ended");
+                tracing::debug!(job = %self.id, state = %end.state, reason = end.reason, "job ended");
                 self.target.finish(&end.reason, end.failure.clone());
                 let last_lines = self.printing.ended();
                 if tokio::time::timeout(LAST_LINES, last_lines).await.is_err() {

@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use kolo_transport::ids::{Generation, JobId, Rank};
 use kolo_transport::wire::{CallOp, Exit, GenerationTable, JobState};
-use serde::Serialize;
 use tokio::sync::watch;
 
 pub use builder::ExecutorBuilder;
@@ -25,10 +24,9 @@ pub use recovery::{GenerationChanges, Recovered};
 
 use crate::call::{All, Call, Create, One, RankCall, Ranks, Scope, Target};
 use crate::cluster::Cluster;
-use crate::codec;
 use crate::error::ShutdownError;
 use crate::executable::Executable;
-use crate::function::{Function, IntoArgs};
+use crate::function::{ArgumentTuple, Function, IntoArgs, Marked};
 pub use crate::options::{Amount, Count};
 pub(crate) use crate::options::{LANE, RINGS};
 use job::{JobEnd, JobStatus, stop_limit};
@@ -151,18 +149,18 @@ impl Executor {
     ///
     /// On an elastic group, a call that is awaited goes on from one generation to the next: see
     /// [elastic groups](Executor#elastic-groups).
-    pub fn run<F: Function<Args: Serialize>>(
+    pub fn run<F: Function<Args: ArgumentTuple>, Proof>(
         &self,
-        function: impl FnOnce() -> F,
+        function: impl Marked<Proof, Function = F>,
         args: impl IntoArgs<F::Args>,
     ) -> Call<All, F::Output> {
         self.over(All).run(function, args).spanning()
     }
 
     /// Calls a function on all ranks and gives one future per rank: [`Executor::run`] and then [`Call::submit`].
-    pub fn submit<F: Function<Args: Serialize>>(
+    pub fn submit<F: Function<Args: ArgumentTuple>, Proof>(
         &self,
-        function: impl FnOnce() -> F,
+        function: impl Marked<Proof, Function = F>,
         args: impl IntoArgs<F::Args>,
     ) -> Vec<RankCall<F::Output>> {
         self.run(function, args).submit()
@@ -172,11 +170,11 @@ impl Executor {
     /// has the type's methods.
     ///
     /// An elastic group takes types that are [`Elastic`](crate::elastic::Elastic): see [the macro](macro@crate::executable#in-an-elastic-group).
-    pub fn create<T: Executable<Args: Serialize>>(
+    pub fn create<T: Executable<Args: ArgumentTuple>>(
         &self,
         args: impl IntoArgs<T::Args>,
     ) -> Create<T> {
-        Create::new(&self.inner.target, codec::encode(&args.into_args()))
+        Create::new(&self.inner.target, args.into_args().encode())
     }
 
     /// The group, called on one rank.
@@ -333,9 +331,9 @@ pub struct ExecutorOn<S> {
 
 impl<S: Scope> ExecutorOn<S> {
     /// Calls a function on these ranks.
-    pub fn run<F: Function<Args: Serialize>>(
+    pub fn run<F: Function<Args: ArgumentTuple>, Proof>(
         &self,
-        function: impl FnOnce() -> F,
+        function: impl Marked<Proof, Function = F>,
         args: impl IntoArgs<F::Args>,
     ) -> Call<S, F::Output> {
         // The value only names its type.
@@ -343,7 +341,7 @@ impl<S: Scope> ExecutorOn<S> {
         let op = CallOp::Function {
             name: F::NAME.to_owned(),
         };
-        let args = codec::encode(&args.into_args());
+        let args = args.into_args().encode();
         Call::new(
             self.target.clone(),
             self.scope.clone(),
@@ -354,9 +352,9 @@ impl<S: Scope> ExecutorOn<S> {
     }
 
     /// Calls a function on these ranks and gives one future per rank.
-    pub fn submit<F: Function<Args: Serialize>>(
+    pub fn submit<F: Function<Args: ArgumentTuple>, Proof>(
         &self,
-        function: impl FnOnce() -> F,
+        function: impl Marked<Proof, Function = F>,
         args: impl IntoArgs<F::Args>,
     ) -> Vec<RankCall<F::Output>> {
         self.run(function, args).submit()

@@ -12,7 +12,7 @@ use kolo_transport::wire::{
 };
 use tokio::task::JoinSet;
 
-use super::upload;
+use super::upload::{self, Progress};
 use crate::call::{Generations, Group, GroupNode, InFlight};
 use crate::cluster::{Cluster, NodeConnectError};
 use crate::error::StartError;
@@ -22,6 +22,7 @@ use crate::error::StartError;
 pub(super) struct Nodes {
     pub(super) cluster: Cluster,
     pub(super) program: Program,
+    pub(super) progress: Arc<Progress>,
 }
 
 /// Open channels for calls to all nodes of a generation.
@@ -51,18 +52,19 @@ impl Channels {
     }
 }
 
-/// The tasks of a group's channels. They end when this is dropped.
+/// The tasks of a group's channels, which tell the user by `say` of calls that wait for others. They end when this is dropped.
 pub(super) fn serve(
     runtime: &TransportRuntime,
     group: &Arc<Group>,
     replies: Vec<FrameReceiver>,
+    say: impl Fn(&str) + Send + 'static,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for (index, replies) in replies.into_iter().enumerate() {
         tasks.spawn(runtime.drive(Arc::clone(group).read(index, replies)));
         tasks.spawn(Arc::clone(group).flush(index));
     }
-    tasks.spawn(Arc::clone(group).keep_time());
+    tasks.spawn(Arc::clone(group).keep_time(say));
     tasks
 }
 
@@ -71,7 +73,7 @@ impl Nodes {
     pub(super) async fn prepare(&self, node: &PlacedNode) -> Result<Connection, StartError> {
         let connection = self.connect(node).await?;
         if !node.has_program {
-            upload::upload(&connection, node, &self.program).await?;
+            upload::upload(&connection, node, &self.program, &self.progress).await?;
         }
         Ok(connection)
     }

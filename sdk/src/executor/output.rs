@@ -34,6 +34,15 @@ impl Output {
         Self::Callback(Arc::new(callback))
     }
 
+    fn say(&self, line: &str) {
+        if matches!(self, Self::Inherit) {
+            // A terminal that is gone shows nothing.
+            drop(writeln!(std::io::stderr(), "kolo: {line}"));
+        } else {
+            tracing::warn!("{line}");
+        }
+    }
+
     /// Delivers lines. Blocks.
     fn deliver(&self, lines: Vec<LogLine>) {
         match self {
@@ -96,6 +105,12 @@ impl Printing {
             followed: BTreeSet::new(),
             tasks: JoinSet::new(),
         }
+    }
+
+    /// Tells the user something beside the output of workers.
+    pub(super) fn say(&self) -> impl Fn(&str) + Send + use<> {
+        let output = self.output.clone();
+        move |line| output.say(line)
     }
 
     /// Follows the nodes of a generation that are not followed yet. `placed` are all nodes of the job.

@@ -27,7 +27,7 @@ const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(3);
 
 pub(crate) async fn start(
     cluster: Cluster,
-    options: Options,
+    mut options: Options,
     output: Output,
 ) -> Result<Executor, StartError> {
     let began = Instant::now();
@@ -41,6 +41,10 @@ pub(crate) async fn start(
             });
         }
     };
+    // Workers on other hosts show the same events as those on this one.
+    if let Ok(level) = std::env::var("RUST_LOG") {
+        options.env.entry("RUST_LOG".to_owned()).or_insert(level);
+    }
     let spec = options.spec(own.program.clone())?;
     #[cfg(feature = "local")]
     for name in spec.env.keys() {
@@ -56,6 +60,7 @@ pub(crate) async fn start(
         nodes: Nodes {
             cluster,
             program: own.program.clone(),
+            progress: Arc::default(),
         },
         phase: "connecting to the head",
         is_elastic,
@@ -72,7 +77,7 @@ pub(crate) async fn start(
         None => ready,
     };
     let ready = ready?;
-    tracing::info!(
+    tracing::debug!(
         job = %ready.job,
         workers = ready.channels.table.members.len(),
         nodes = ready.channels.nodes.len(),
@@ -279,14 +284,14 @@ fn run(nodes: Nodes, ready: Ready, options: &Options, output: Output) -> Executo
             (group, replies) = channels.into_group(in_flight.clone(), Some(all.clone()));
             group
         });
-        let first = nodes::serve(runtime, &generations.now(), replies);
+        let first = nodes::serve(runtime, &generations.now(), replies, printing.say());
         tasks = JoinSet::new();
         target = Target::Elastic(Arc::clone(&generations));
         changes = Some(Changes::new(nodes, generations, in_flight, first));
     } else {
         let (group, replies) = channels.into_group(in_flight, None);
         let group = Arc::new(group);
-        tasks = nodes::serve(runtime, &group, replies);
+        tasks = nodes::serve(runtime, &group, replies, printing.say());
         (target, changes) = (Target::Fixed(group), None);
     }
     let (status, watch) = tokio::sync::watch::channel(JobStatus::Running);

@@ -13,18 +13,16 @@ use fake::{Counter, Fake, FakeJob, add, settle, soon};
 use kolo_transport::ids::{CallId, Generation, Incarnation, Rank, Slot};
 use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, Exit, FailureKind, HeadReply, JobEvent, JobState,
-    LogBatch, LogLine, NodeReply, NodeRequest, Placement, RankFailure, Refusal, RefusalKind, Stdio,
-    SubmitFrame,
+    NodeReply, NodeRequest, Placement, RankFailure, Refusal, RefusalKind, SubmitFrame,
 };
 
 use super::*;
-use crate::error::{CallErrorKind, OptionsError, StartError};
+use crate::error::{CallErrorKind, StartError};
 
 fn failure(job: &FakeJob, rank: u32, exit: Exit) -> RankFailure {
-    let (node, _) = job.place(Rank(rank));
     RankFailure {
         rank: Rank(rank),
-        node,
+        node: job.node_of(Rank(rank)),
         hostname: "host".to_owned(),
         pid: 7,
         exit,

@@ -28,6 +28,9 @@ use crate::context::Context;
 /// How long the end waits for the data plane's peers.
 const CLOSE: Duration = Duration::from_millis(100);
 
+/// How long a collective operation waits before a line on standard error, and so on the driver's screen, says for whom.
+const STALL: Duration = Duration::from_secs(10);
+
 /// How the conversation with the node ended.
 #[derive(Debug)]
 pub(crate) enum Verdict {
@@ -358,6 +361,7 @@ impl Conversation {
         let connector = Arc::new(LinkConnector(Arc::clone(&links)));
         let handle = self.runtime.handle().clone();
         let comm = Communicator::new(member.rank, world_size, generation, job, connector, handle)?;
+        comm.set_stall_after(STALL);
         let context = Context::new(member, comm.clone(), job, Some(&self.session));
         Ok(Epoch {
             context,

@@ -11,6 +11,7 @@ mod failure;
 mod generations;
 mod links;
 mod listener;
+mod logging;
 mod object;
 mod outbox;
 mod panics;
@@ -66,7 +67,16 @@ const CONTROL_THREADS: usize = 1;
 ///
 /// The exit code is 0 after a notice to stop, and another with a line on standard error if the node is gone or is
 /// not understood.
+///
+/// Standard error of a worker goes to the driver's screen. Events of `tracing`, and records of `log`, go there too, from level `info` on
+/// (kolo's own from `warn`), or as the variable `RUST_LOG` says. A program with a subscriber of its own gives
+/// [`#[kolo::main(init = function)]`](macro@crate::main) the function that sets it.
 pub fn run_if_worker() {
+    run_if_worker_with(&mut || {});
+}
+
+/// As [`run_if_worker`], and calls `init` in a worker before anything of the user's.
+pub(crate) fn run_if_worker_with(init: &mut dyn FnMut()) {
     kolo_process::run_if_warden();
     let Some(given) = std::env::var_os(WORKER_FDS) else {
         entry::entered(Role::Driver);
@@ -80,6 +90,8 @@ pub fn run_if_worker() {
         })
         .and_then(|given| {
             let sockets = take_sockets(given)?;
+            init();
+            logging::start();
             work(sockets)
         });
     let code = match outcome {

@@ -57,9 +57,12 @@ impl Reply {
     }
 
     /// Writes the result's value.
-    pub(crate) fn serialize<T: Serialize>(&mut self, value: &T) -> Result<(), CallFailure> {
+    pub(crate) fn serialize<T: Serialize + 'static>(
+        &mut self,
+        value: &T,
+    ) -> Result<(), CallFailure> {
         let done = codec::append(&mut self.out, self.body + self.limit, |out| {
-            value.serialize(&mut rmp_serde::Serializer::new(out).with_struct_map())
+            codec::write(value, out)
         });
         done.map_err(|error| {
             let type_name = std::any::type_name::<T>();

@@ -111,34 +111,6 @@ fn two_changes_at_once_are_both_made() {
 }
 
 #[test]
-fn a_rank_that_is_killed_right_after_a_change_makes_another_one() {
-    let ends = play(
-        3,
-        3,
-        &[
-            (4, 1, When::BeforeStep, What::Kill),
-            (4, 2, When::AfterChange, What::Kill),
-        ],
-    );
-    assert_exact(&ends, &[0], &[(4, 3), (8, 1)]);
-    assert_eq!(ends[&0].asked, 2);
-}
-
-#[test]
-fn a_rank_that_is_killed_in_the_sync_makes_another_change() {
-    let ends = play(
-        3,
-        4,
-        &[
-            (2, 0, When::BeforeStep, What::Doom(1)),
-            (4, 2, When::BeforeStep, What::Join(3)),
-        ],
-    );
-    assert_exact(&ends, &[0, 2, 3], &[(5, 3), (7, 3)]);
-    assert_eq!(ends[&0].asked, 2);
-}
-
-#[test]
 fn a_rank_that_is_lost_before_the_first_commit_changes_nothing() {
     let ends = play(3, 3, &[(0, 1, When::BeforeStep, What::Kill)]);
     assert_exact(&ends, &[0, 2], &[(12, 2)]);

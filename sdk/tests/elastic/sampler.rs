@@ -112,22 +112,6 @@ fn the_last_batch_is_uneven_left_out_or_filled_up() {
     }
 }
 
-#[test]
-fn no_samples_are_no_steps() {
-    for last in [LastBatch::Uneven, LastBatch::Drop, LastBatch::Pad] {
-        let sampler = ElasticSampler::with_global_batch(0, 4).last_batch(last);
-        assert_eq!((sampler.steps_left(2), next(&sampler, 2)), (0, None));
-    }
-}
-
-#[test]
-fn a_small_set_fills_a_large_batch_up() {
-    let sampler = ElasticSampler::with_global_batch(3, 8).sequential();
-    let sampler = sampler.last_batch(LastBatch::Pad);
-    let (samples, _) = next(&sampler, 2).unwrap();
-    assert_eq!(samples, [0, 1, 2, 0, 1, 2, 0, 1]);
-}
-
 #[derive(Debug, Clone, Copy)]
 enum Deed {
     /// A step, which is lost if the flag is not set: its commit fails.

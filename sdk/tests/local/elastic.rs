@@ -5,33 +5,6 @@ use kolo::prelude::*;
 
 use super::Outcome;
 
-#[derive(serde::Serialize, serde::Deserialize)]
-struct Counted {
-    steps: u64,
-    sum: u64,
-}
-
-/// Sums one of each rank in every step. A rank ends its process in the first generation: generation, steps, ranks at the end.
-#[kolo::function]
-fn count(ctx: &Context, steps: u64, dies_at: u64) -> Result<(u64, u64, usize)> {
-    let start = Counted { steps: 0, sum: 0 };
-    let mut state = State::new(kolo::elastic::Value(start));
-    ctx.elastic(&mut state, |ctx, state| {
-        while state.steps < steps {
-            if ctx.generation().0 == 1 && ctx.rank() == 1 && state.steps == dies_at {
-                std::process::exit(3);
-            }
-            let mut one = [1_u64];
-            ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
-            assert_eq!(one[0], ctx.world_size() as u64);
-            state.sum += one[0];
-            state.steps += 1;
-            state.commit(ctx)?;
-        }
-        Ok((ctx.generation().0, state.steps, ctx.world_size()))
-    })
-}
-
 /// One sum over all ranks. A rank ends its process before, if it is told so.
 #[kolo::function]
 fn add_up(ctx: &Context, dies: Option<usize>) -> Result<u64> {
@@ -41,19 +14,6 @@ fn add_up(ctx: &Context, dies: Option<usize>) -> Result<u64> {
     let mut one = [1_u64];
     ctx.comm().all_reduce(&mut one, ReduceOp::Sum)?;
     Ok(one[0])
-}
-
-pub(super) async fn an_elastic_run_goes_on_when_a_worker_dies() -> Outcome {
-    let cluster = LocalCluster::builder().slots(4).start().await?;
-    let elastic = Executor::builder().workers(1..=3).output(Output::Silent);
-    let executor = elastic.start(&cluster).await?;
-    executor.run(count, (3, u64::MAX)).await?;
-    let ends = executor.run(count, (50, 20)).await?;
-    assert_eq!(ends.len(), ends[0].2, "one of each rank: {ends:?}");
-    assert!(ends[0].0 > 1 && ends[0].1 == 50, "{ends:?}");
-    assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
-    executor.shutdown().await?;
-    Ok(())
 }
 
 /// Without the word that the workers there have ended, the head would wait for more than a minute (G-3).

@@ -9,12 +9,15 @@
 mod elastic;
 
 use std::future::Future;
+use std::io::Write;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elastic::{
     a_driver_goes_on_after_a_generation_that_ends_without_a_loss,
-    a_driver_goes_on_in_the_next_generation, an_elastic_run_goes_on_when_a_worker_dies,
+    a_driver_goes_on_in_the_next_generation,
     an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed,
     values_of_elastic_groups_go_back_to_their_last_commit,
 };
@@ -32,15 +35,20 @@ macro_rules! tests {
 }
 
 fn main() {
-    kolo::rt::main(async {
-        let tests: [Test; 11] = tests![
+    kolo::rt::main_with_init(|| INITS.store(1, Ordering::Relaxed), async {
+        tracing_subscriber::fmt().with_writer(|| Log).init();
+        let tests: [Test; 15] = tests![
+            a_local_start_logs_no_news_of_kolo
             functions_run_on_all_one_and_some
+            vectors_of_numbers_go_to_all_ranks_and_back
+            what_workers_print_reaches_the_user
+            nothing_leaks_to_other_programs
+            a_call_behind_one_that_still_runs_says_so
             a_dropped_executor_ends_its_workers
             a_group_that_was_shut_down_has_succeeded_and_no_other
             the_default_cluster_has_room_for_four
             few_descriptors_are_told_and_panic_nothing
             nodes_are_added_and_killed
-            an_elastic_run_goes_on_when_a_worker_dies
             an_elastic_run_goes_on_when_the_node_of_half_its_workers_is_killed
             a_driver_goes_on_in_the_next_generation
             a_driver_goes_on_after_a_generation_that_ends_without_a_loss
@@ -76,6 +84,186 @@ fn main() {
             std::process::exit(1);
         }
     });
+}
+
+/// How often this process was initialised.
+static INITS: AtomicU32 = AtomicU32::new(0);
+
+/// What the driver has logged.
+static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOGGED.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+async fn a_local_start_logs_no_news_of_kolo() -> Outcome {
+    tracing::info!("news of the program");
+    let executor = two_by_two().await?;
+    executor.run(whoami, ()).await?;
+    executor.shutdown().await?;
+    drop(executor);
+    let logged = String::from_utf8(LOGGED.lock().unwrap().clone()).unwrap();
+    let news: Vec<&str> = logged
+        .lines()
+        .filter(|line| line.contains("INFO"))
+        .collect();
+    assert!(
+        matches!(news[..], [own] if own.contains("news of the program")),
+        "{logged}"
+    );
+    Ok(())
+}
+
+#[kolo::function]
+fn turned(ctx: &Context, bytes: Vec<u8>, numbers: Vec<f32>) -> Vec<f32> {
+    assert!(bytes.iter().all(|byte| *byte == 7));
+    let first = ctx.rank() as f32;
+    std::iter::once(first)
+        .chain(numbers.into_iter().rev())
+        .collect()
+}
+
+async fn vectors_of_numbers_go_to_all_ranks_and_back() -> Outcome {
+    let executor = two_by_two().await?;
+    let numbers = vec![0.1, 0.2, f32::MAX];
+    let turned = executor.run(turned, (vec![7; 8 << 20], numbers)).await?;
+    for (rank, turned) in turned.into_iter().enumerate() {
+        assert_eq!(turned, [rank as f32, f32::MAX, 0.2, 0.1]);
+    }
+    executor.shutdown().await?;
+    Ok(())
+}
+
+#[kolo::function]
+fn prints(ctx: &Context) -> u32 {
+    println!("a line of rank {}", ctx.rank());
+    print!("no end, then ");
+    eprintln!("a line of errors");
+    tracing::info!("epoch {}", 5);
+    tracing::debug!("nobody wants to see this");
+    INITS.load(Ordering::Relaxed)
+}
+
+#[kolo::function]
+fn panics() {
+    panic!("in a worker");
+}
+
+struct Last;
+
+#[kolo::executable]
+impl Last {
+    fn new() -> Self {
+        Self
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        println!("dropped at the end");
+    }
+}
+
+async fn what_workers_print_reaches_the_user() -> Outcome {
+    let cluster = LocalCluster::builder().slots(1).start().await?;
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let heard = Arc::clone(&lines);
+    let output = Output::callback(move |line| heard.lock().unwrap().push(line));
+    let executor = Executor::builder().workers(1).output(output);
+    let executor = executor.start(&cluster).await?;
+    let last = executor.create::<Last>(()).await?;
+    assert_eq!(
+        executor.run(prints, ()).await?,
+        [1],
+        "`init` was called here, too"
+    );
+    let error = executor.run(panics, ()).await.unwrap_err();
+    assert!(
+        error.message().starts_with("panicked: in a worker ("),
+        "{error}"
+    );
+    assert!(error.backtrace().unwrap().contains("panics"), "{error:#}");
+    // All lines have come then.
+    let exits = executor.shutdown().await?;
+    assert_eq!(exits[0].exit, Some(Exit::Code(0)));
+    drop(last);
+    let lines = lines.lock().unwrap();
+    let said = |stream| -> Vec<String> {
+        let lines = lines.iter().filter(|line| line.stream == stream);
+        lines
+            .map(|line| String::from_utf8_lossy(&line.text).into_owned())
+            .collect()
+    };
+    let printed = ["a line of rank 0", "no end, then dropped at the end"];
+    assert_eq!(said(Stdio::Stdout), printed);
+    let errors = said(Stdio::Stderr);
+    assert_eq!(errors[..2], ["a line of errors", " INFO local: epoch 5"]);
+    // The usual message of a panic, and once.
+    let times = errors
+        .iter()
+        .filter(|line| line.contains("in a worker"))
+        .count();
+    assert_eq!(times, 1, "{errors:?}");
+    assert!(
+        errors.iter().all(|line| !line.contains("DEBUG")),
+        "{errors:?}"
+    );
+    Ok(())
+}
+
+#[kolo::function]
+fn runs(command: String) -> Result<String> {
+    let output = std::process::Command::new("sh")
+        .args(["-c", &command])
+        .output()?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+async fn nothing_leaks_to_other_programs() -> Outcome {
+    let cluster = LocalCluster::builder().slots(1).start().await?;
+    let executor = Executor::builder().workers(1).start(&cluster).await?;
+    let variable = executor.run(runs, "echo ${KOLO_WORKER_FDS-none}".to_owned());
+    assert_eq!(variable.await?, ["none\n"]);
+    // `ls` has its own descriptor of the directory.
+    let open = executor.run(runs, "ls -l /proc/self/fd".to_owned()).await?;
+    assert!(!open[0].contains("socket:"), "{open:?}");
+    executor.shutdown().await?;
+    Ok(())
+}
+
+#[kolo::function]
+fn blocks(ctx: &Context, rank: usize) {
+    if ctx.rank() == rank {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+}
+
+async fn a_call_behind_one_that_still_runs_says_so() -> Outcome {
+    let executor = two_by_two().await?;
+    let given_up = tokio::time::timeout(Duration::from_millis(100), executor.run(blocks, 1)).await;
+    assert!(given_up.is_err());
+    let late = executor
+        .run(whoami, ())
+        .deadline(Duration::from_millis(200));
+    let error = late.await.unwrap_err();
+    let text = error.to_string();
+    let busy = "from rank 1 after 200ms, its deadline: rank 1 (";
+    assert!(
+        text.contains(busy) && text.contains(") is still in `local::blocks`, sent "),
+        "{text}"
+    );
+    // It ends by itself, and the next call is taken.
+    assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
+    executor.shutdown().await?;
+    Ok(())
 }
 
 #[kolo::function]

@@ -229,7 +229,7 @@ impl CallPlane for Calls {
             slot: *slot,
             incarnation: *incarnation,
         };
-        tracing::info!(%job, %process, stopping, %failure, "a worker is gone");
+        kolo_actors::news!(%job, %process, stopping, %failure, "a worker is gone");
         let Some(job) = self.job(*job) else { return };
         let loss = Loss {
             failure: failure.clone(),

@@ -6,16 +6,11 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 
 use super::Executable;
-use crate::signature::{Returns, cfgs, failed, private, text};
+use crate::signature::{Returns, Role, cfgs, failed, private, worker_fn};
 
 pub(super) fn make_entry(executable: &Executable) -> TokenStream {
     let ty = &executable.ty;
-    let (context, arguments, reply, this) = (
-        private("context"),
-        private("arguments"),
-        private("reply"),
-        private("this"),
-    );
+    let (context, this) = (private("context"), private("this"));
 
     let new = &executable.constructor.remote;
     let (decode, variables) = new.decode();
@@ -41,35 +36,9 @@ pub(super) fn make_entry(executable: &Executable) -> TokenStream {
             })
         }
     };
-    let (create_kind, create) = if new.is_async {
-        (
-            quote!(Async),
-            quote! {
-                fn create<'a>(
-                    #context: &'a ::kolo::__private::Context,
-                    #arguments: ::kolo::__private::Arguments<'a>,
-                ) -> ::kolo::__private::CreatedFuture<'a> {
-                    ::std::boxed::Box::pin(async move {
-                        #decode
-                        #made
-                    })
-                }
-            },
-        )
-    } else {
-        (
-            quote!(Sync),
-            quote! {
-                fn create(
-                    #context: &::kolo::__private::Context,
-                    #arguments: ::kolo::__private::Arguments<'_>,
-                ) -> ::kolo::__private::Created {
-                    #decode
-                    #made
-                }
-            },
-        )
-    };
+    let body = quote!(#decode #made);
+    let create_name = format_ident!("create");
+    let (create, create_kind) = worker_fn(Role::Constructor, &create_name, new.is_async, &body);
 
     let mut functions = Vec::new();
     let mut entries = Vec::new();
@@ -84,41 +53,12 @@ pub(super) fn make_entry(executable: &Executable) -> TokenStream {
         let run = format_ident!("method{number}");
         let plain = method.unraw().to_string();
         let signature = remote.signature();
-        let (kind, function) = if remote.is_async {
-            (
-                quote!(Async),
-                quote! {
-                    fn #run<'a>(
-                        #this: &'a mut dyn ::core::any::Any,
-                        #context: &'a ::kolo::__private::Context,
-                        #arguments: ::kolo::__private::Arguments<'a>,
-                        #reply: &'a mut ::kolo::__private::Reply,
-                    ) -> ::kolo::__private::EndedFuture<'a> {
-                        ::std::boxed::Box::pin(async move {
-                            let #this = ::kolo::__private::downcast::<#ty>(#this)?;
-                            #decode
-                            #answer
-                        })
-                    }
-                },
-            )
-        } else {
-            (
-                quote!(Sync),
-                quote! {
-                    fn #run(
-                        #this: &mut dyn ::core::any::Any,
-                        #context: &::kolo::__private::Context,
-                        #arguments: ::kolo::__private::Arguments<'_>,
-                        #reply: &mut ::kolo::__private::Reply,
-                    ) -> ::kolo::__private::Ended {
-                        let #this = ::kolo::__private::downcast::<#ty>(#this)?;
-                        #decode
-                        #answer
-                    }
-                },
-            )
+        let body = quote! {
+            let #this = ::kolo::__private::downcast::<#ty>(#this)?;
+            #decode
+            #answer
         };
+        let (function, kind) = worker_fn(Role::Method, &run, remote.is_async, &body);
         functions.push(quote! {
             #(#cfgs)*
             #[allow(unused_variables, clippy::all, clippy::pedantic)]
@@ -133,14 +73,7 @@ pub(super) fn make_entry(executable: &Executable) -> TokenStream {
             ),
         });
     }
-    let signature = {
-        let arguments: Vec<String> = new
-            .arguments
-            .iter()
-            .map(|argument| format!("{}: {}", argument.name.unraw(), text(&argument.ty)))
-            .collect();
-        format!("({})", arguments.join(", "))
-    };
+    let signature = new.parameters();
 
     let elastic = (executable.is_elastic)
         .then(|| quote_spanned!(ty.span()=> .elastic(::kolo::__private::parts::<#ty>)));

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kolo_transport::frame::{FrameError, InvalidFrame};
@@ -19,6 +19,9 @@ use super::{Group, Waiter};
 
 /// Results that wake their callers together, at most.
 const MOST_TOGETHER: usize = 64;
+
+/// How often to look for calls that wait behind others. No call sets a timer for that.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Callers that have their answers and are not woken yet. They are woken at the latest when the task that reads the answers ends.
 #[derive(Default)]
@@ -89,6 +92,7 @@ impl Group {
         if let Some(generations) = self.elastic()
             && !self.lock().table.has(call)
         {
+            self.lock().table.answered(call, rank);
             if let Some(process) = self.process(rank) {
                 generations.result(now, (call, process), generation, outcome, body);
             }
@@ -199,8 +203,9 @@ impl Group {
         }
     }
 
-    /// Ends calls whose deadlines pass. Never ends by itself.
-    pub(crate) async fn keep_time(self: Arc<Self>) {
+    /// Ends calls whose deadlines pass, and tells `say` of calls that wait behind others. Never ends by itself.
+    pub(crate) async fn keep_time(self: Arc<Self>, say: impl Fn(&str)) {
+        let mut look = tokio::time::interval(LOOK);
         loop {
             let next = {
                 let mut state = self.lock();
@@ -216,6 +221,12 @@ impl Group {
             tokio::select! {
                 () = sleep => self.apply(|table| table.tick(Instant::now())),
                 () = self.timer.notified() => {}
+                _ = look.tick() => {
+                    let lines = self.lock().table.held_up(Instant::now());
+                    for line in lines {
+                        say(&line);
+                    }
+                }
             }
         }
     }

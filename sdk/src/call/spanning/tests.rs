@@ -352,6 +352,7 @@ fn a_deadline_holds_over_all_generations() {
         call: "train".to_owned(),
         after,
         missing,
+        busy: Vec::new(),
     };
     assert_eq!(answer(effects), Err(late));
 }

@@ -23,22 +23,23 @@ fn ranks(ranks: impl IntoIterator<Item = u32>) -> Vec<Rank> {
     ranks.into_iter().map(Rank).collect()
 }
 
+fn send<W>(
+    table: &mut CallTable<W>,
+    ranks: Vec<Rank>,
+    waiters: Waiters<W>,
+) -> Result<Registered<W>, CallError> {
+    table.register(Instant::now(), "f".to_owned(), ranks, None, waiters)
+}
+
 fn whole<W>(table: &mut CallTable<W>, world: u32, waiter: W) -> CallId {
-    let taken = table.register(
-        "f".to_owned(),
-        ranks(0..world),
-        None,
-        Waiters::Whole(waiter),
-    );
+    let taken = send(table, ranks(0..world), Waiters::Whole(waiter));
     taken.unwrap_or_else(|error| panic!("{error}")).call
 }
 
 fn each(table: &mut Table, waiters: &[&'static str]) -> CallId {
     let all = ranks(0..waiters.len() as u32);
-    table
-        .register("f".to_owned(), all, None, Waiters::Each(waiters.to_vec()))
-        .unwrap()
-        .call
+    let taken = send(table, all, Waiters::Each(waiters.to_vec()));
+    taken.unwrap().call
 }
 
 fn body(rank: u32) -> Bytes {
@@ -84,9 +85,7 @@ fn what_can_not_be_called_is_refused() {
     let (mut table, _) = table(2);
     let mut refused = |list: &[u32]| {
         let list = ranks(list.iter().copied());
-        table
-            .register("f".to_owned(), list, None, Waiters::Whole("w"))
-            .unwrap_err()
+        send(&mut table, list, Waiters::Whole("w")).unwrap_err()
     };
     assert_eq!(
         refused(&[]),
@@ -173,9 +172,7 @@ fn the_end_ends_everything_with_its_reason() {
         let text = completion.result.unwrap_err().to_string();
         assert_eq!(text, "`f` has no result: the group was shut down");
     }
-    let refused = table
-        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
-        .unwrap_err();
+    let refused = send(&mut table, ranks([0]), Waiters::Whole("w")).unwrap_err();
     assert_eq!(refused.kind(), CallErrorKind::Ended);
     nothing(&table.tick(now + ECHO_WAIT));
 }
@@ -187,9 +184,7 @@ fn a_group_that_closes_takes_nothing_new_and_ends_what_it_has() {
     whole(&mut table, 1, "b");
     table.close("the group was shut down");
     table.close("its executor was dropped");
-    let refused = table
-        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
-        .unwrap_err();
+    let refused = send(&mut table, ranks([0]), Waiters::Whole("w")).unwrap_err();
     assert!(
         refused.to_string().ends_with("the group was shut down"),
         "{refused}"
@@ -212,7 +207,13 @@ fn a_deadline_names_the_late_ranks_and_cancels_there() {
     let after = Duration::from_secs(1);
     let deadline = Some((now + after, after));
     let call = table
-        .register("f".to_owned(), ranks(0..3), deadline, Waiters::Whole("w"))
+        .register(
+            Instant::now(),
+            "f".to_owned(),
+            ranks(0..3),
+            deadline,
+            Waiters::Whole("w"),
+        )
         .unwrap()
         .call;
     nothing(&returned(&mut table, now, call, 1));
@@ -226,10 +227,47 @@ fn a_deadline_names_the_late_ranks_and_cancels_there() {
         CallError::Deadline {
             call: "f".to_owned(),
             after,
-            missing
+            missing,
+            busy: Vec::new()
         }
     );
     assert_eq!((table.in_flight(), table.next_wake()), (0, None));
+}
+
+#[test]
+fn a_call_behind_one_that_still_runs_says_so() {
+    let (mut table, now) = table(3);
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let send = |table: &mut Table, sent, name: &str, deadline| {
+        let taken = table.register(
+            at(sent),
+            name.to_owned(),
+            ranks(0..3),
+            deadline,
+            Waiters::Whole("w"),
+        );
+        taken.unwrap().call
+    };
+    // Nobody waits for the first call any more; rank 1 is still in it.
+    let first = send(&mut table, 0, "forever", None);
+    table.cancel(first, None);
+    nothing(&returned(&mut table, now, first, 0));
+    let second = send(&mut table, 1, "next", None);
+    nothing(&returned(&mut table, now, second, 0));
+    nothing(&failed(&mut table, now, first, 2, None));
+    let late = Some((at(13), Duration::from_secs(10)));
+    let third = send(&mut table, 3, "last", late);
+
+    assert!(table.held_up(at(10)).is_empty());
+    let busy = "rank 1 (host-1) is still in `forever`, sent 11s ago";
+    assert_eq!(table.held_up(at(11)), [format!("`next` waits: {busy}")]);
+    assert!(table.held_up(at(12)).is_empty(), "once is enough");
+    let error = error(table.tick(at(13)), "w").to_string();
+    let text = "`last` had no result from ranks 0, 1, 2 after 10s, its deadline: \
+                rank 1 (host-1) is still in `forever`, sent 13s ago, rank 2 (host-2) is still in `next`, sent 12s ago";
+    assert_eq!(error, text);
+    nothing(&returned(&mut table, now, first, 1));
+    assert_eq!(table.busy(at(14), third, &ranks([1]))[0].call, "next");
 }
 
 #[test]
@@ -239,7 +277,13 @@ fn a_deadline_leaves_ready_results_alone_and_tells_an_echo_rather_than_the_time(
     let deadline = Some((now + after, after));
     let waiters = Waiters::Each(vec!["a", "b"]);
     let call = table
-        .register("f".to_owned(), ranks(0..2), deadline, waiters)
+        .register(
+            Instant::now(),
+            "f".to_owned(),
+            ranks(0..2),
+            deadline,
+            waiters,
+        )
         .unwrap()
         .call;
     assert_eq!(
@@ -250,7 +294,13 @@ fn a_deadline_leaves_ready_results_alone_and_tells_an_echo_rather_than_the_time(
     assert_eq!(effects.cancels, [(call, ranks([1]))]);
     assert_eq!(error(effects, "b").kind(), CallErrorKind::Deadline);
     let call = table
-        .register("f".to_owned(), ranks(0..2), deadline, Waiters::Whole("w"))
+        .register(
+            Instant::now(),
+            "f".to_owned(),
+            ranks(0..2),
+            deadline,
+            Waiters::Whole("w"),
+        )
         .unwrap()
         .call;
     nothing(&failed(&mut table, now, call, 0, Some(1)));

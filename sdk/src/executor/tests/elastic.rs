@@ -140,33 +140,6 @@ async fn other_calls_fail_with_their_generation_and_are_taken_by_the_next() {
 }
 
 #[tokio::test]
-async fn a_worker_that_was_ahead_of_a_call_makes_it_retryable() {
-    let fake = Fake::new(1).await;
-    let (executor, mut job) = fake
-        .elastic(Executor::builder().workers(1..=2), &[0, 0])
-        .await;
-    let node = &fake.nodes[0];
-    for kind in [FailureKind::Stale, FailureKind::GenerationOver] {
-        let call = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
-        let (id, ..) = node.call().await;
-        let mut failure = CallFailure::new(kind, "rank 1 is lost");
-        failure.caused_by = Some(Rank(1));
-        node.fails(id, Rank(0), failure).await;
-        let error = soon(call).await.unwrap().unwrap_err();
-        let generation = executor.generation();
-        assert_eq!(generation_over(&error), (generation, &[][..]));
-        // No news of the loss has come here, and still the generation counts as over.
-        let refused = soon(executor.on(Rank(0)).run(add, 1)).await.unwrap_err();
-        assert_eq!(generation_over(&refused).0, generation);
-        let next = Generation(generation.0 + 1);
-        job.generation(&fake, next.0, "", &[(0, 1, 0), (1, 1, 0)])
-            .await;
-        node.attach(next).await;
-        assert_eq!(soon(executor.recovered()).await.unwrap().generation, next);
-    }
-}
-
-#[tokio::test]
 async fn calls_between_generations_wait_if_they_are_to() {
     let fake = Fake::new(1).await;
     let builder = Executor::builder().workers(1..=2).wait_for_recovery(true);

@@ -3,44 +3,6 @@
 use super::*;
 
 #[tokio::test]
-async fn a_lost_worker_fails_its_calls_with_its_end_and_others_go_on() {
-    let (executor, mut job, fake) = Fake::group(1, 2).await;
-    let node = &fake.nodes[0];
-    let call = tokio::spawn(executor.run(add, 1).into_future());
-    node.call().await;
-    let failure = failure(&job, 1, Exit::Signal(9));
-    let lost = CallReply::Lost {
-        slot: Slot(1),
-        incarnation: Incarnation::FIRST,
-        failure,
-        stopping: false,
-    };
-    node.reply(&lost, &[]).await;
-    let error = soon(call).await.unwrap().unwrap_err();
-    assert_eq!(
-        (error.rank(), error.exit()),
-        (Some(Rank(1)), Some(Exit::Signal(9)))
-    );
-    assert!(
-        error.to_string().ends_with("[1]<stderr>: last words"),
-        "{error}"
-    );
-    let refused = soon(executor.on(Rank(1)).run(add, 1)).await.unwrap_err();
-    assert_eq!(refused.kind(), CallErrorKind::Lost);
-    let well = tokio::spawn(executor.on(Rank(0)).run(add, 1).into_future());
-    let (id, ..) = node.call().await;
-    node.returns(id, Rank(0), &1_u32).await;
-    assert_eq!(soon(well).await.unwrap().unwrap(), 1);
-    // A group that was not whole to its end has not done well, whether the head knows it yet or not.
-    let stopping = tokio::spawn(async move { executor.shutdown().await });
-    assert_eq!(soon(job.frame()).await, Some(SubmitFrame::Stop));
-    job.ended(JobState::Stopped, None, None).await;
-    let info = job.info(&[Some(Exit::Code(0)), Some(Exit::Signal(9))]);
-    fake.answer_job(HeadReply::Job(info)).await;
-    assert_eq!(soon(stopping).await.unwrap().unwrap().len(), 2);
-}
-
-#[tokio::test]
 async fn a_loss_of_another_process_of_the_slot_is_none() {
     let (executor, job, fake) = Fake::group(1, 1).await;
     let call = tokio::spawn(executor.run(add, 1).into_future());
@@ -55,40 +17,6 @@ async fn a_loss_of_another_process_of_the_slot_is_none() {
     fake.nodes[0].reply(&lost, &[]).await;
     fake.nodes[0].returns(id, Rank(0), &1_u32).await;
     assert_eq!(soon(call).await.unwrap().unwrap(), [1]);
-}
-
-#[tokio::test]
-async fn a_lost_node_fails_its_calls_with_the_heads_reason() {
-    let (executor, mut job, fake) = Fake::group(2, 1).await;
-    let call = tokio::spawn(executor.run(add, 1).into_future());
-    let (id, ..) = fake.nodes[0].call().await;
-    fake.nodes[0].returns(id, Rank(0), &1_u32).await;
-    fake.nodes[1].call().await;
-    fake.nodes[1].kill();
-    let mut failure = failure(&job, 1, Exit::Unknown);
-    failure.reason = Some("its node is lost".to_owned());
-    job.send(&JobEvent::RankLost {
-        generation: Generation(1),
-        failure,
-    })
-    .await;
-    let error = soon(call).await.unwrap().unwrap_err();
-    assert_eq!(error.rank(), Some(Rank(1)));
-    assert_eq!(error.message(), "its node is lost");
-}
-
-#[tokio::test]
-async fn a_channel_that_ends_is_told_if_the_head_says_nothing() {
-    let (executor, _job, fake) = Fake::group(1, 1).await;
-    let call = tokio::spawn(executor.run(add, 1).into_future());
-    fake.nodes[0].call().await;
-    fake.nodes[0].kill();
-    let error = soon(call).await.unwrap().unwrap_err();
-    assert_eq!(
-        (error.rank(), error.kind()),
-        (Some(Rank(0)), CallErrorKind::Lost)
-    );
-    assert!(error.message().contains("channel"), "{error}");
 }
 
 #[tokio::test]
@@ -199,40 +127,4 @@ async fn calls_go_on_while_the_head_is_away() {
     assert_eq!(soon(call).await.unwrap().unwrap(), [1]);
     let error = soon(executor.shutdown()).await.unwrap_err();
     assert!(matches!(error, ShutdownError::HeadLost { .. }), "{error}");
-}
-
-#[tokio::test]
-async fn output_reaches_the_callback() {
-    let fake = Fake::new(1).await;
-    let (sender, mut lines) = tokio::sync::mpsc::channel(8);
-    let output = Output::callback(move |line| sender.blocking_send(line).unwrap());
-    let (_executor, job) = fake
-        .run(Executor::builder().workers(1).output(output))
-        .await;
-    let (request, mut stream) = soon(fake.nodes[0].request()).await;
-    let expected = NodeRequest::Logs {
-        job: job.job,
-        ranks: Vec::new(),
-        tail: None,
-        follow: true,
-    };
-    assert_eq!(request, expected);
-    stream.send.send(&NodeReply::Logs, &[]).await.unwrap();
-    for seq in 0..3 {
-        let line = LogLine {
-            rank: Rank(0),
-            stream: Stdio::Stdout,
-            seq,
-            time_ms: 0,
-            text: format!("line {seq}").into_bytes(),
-        };
-        stream
-            .send
-            .send(&LogBatch { lines: vec![line] }, &[])
-            .await
-            .unwrap();
-    }
-    for seq in 0..3 {
-        assert_eq!(soon(lines.recv()).await.unwrap().seq, seq);
-    }
 }

@@ -52,20 +52,8 @@ impl Function for Add {
     const NAME: &'static str = "add";
 }
 
-pub(super) struct Length;
-
-impl Function for Length {
-    type Args = (String,);
-    type Output = u32;
-    const NAME: &'static str = "length";
-}
-
 pub(super) fn add() -> Add {
     Add
-}
-
-pub(super) fn length() -> Length {
-    Length
 }
 
 pub(super) struct Counter;
@@ -254,11 +242,19 @@ impl Fake {
     pub(super) async fn submitted(&self) -> FakeJob {
         let mut jobs = self.jobs.lock().await;
         let (spec, stream) = soon(jobs.recv()).await.expect("the head is gone");
+        let job = JobId::random();
         FakeJob {
-            job: JobId::random(),
+            job,
             spec,
             stream,
             nodes: Vec::new(),
+            table: GenerationTable {
+                job,
+                generation: Generation(0),
+                members: Vec::new(),
+                cause: String::new(),
+                handover: Handover::None,
+            },
         }
     }
 
@@ -279,6 +275,8 @@ pub(super) struct FakeJob {
     pub(super) spec: JobSpec,
     stream: Stream,
     nodes: Vec<PlacedNode>,
+    /// The newest generation.
+    table: GenerationTable,
 }
 
 impl FakeJob {
@@ -314,39 +312,13 @@ impl FakeJob {
             .map(|frame| frame.head)
     }
 
-    /// The same number of ranks on every node.
-    pub(super) fn place_all(&mut self, fake: &Fake, has_program: &[bool]) -> Vec<PlacedNode> {
-        let workers = self.spec.placement.workers().unwrap();
-        let each = workers / fake.nodes.len() as u32;
-        let place = |(index, node): (usize, &FakeNode)| {
-            let first = index as u32 * each;
-            let ranks: Vec<Rank> = (first..first + each).map(Rank).collect();
-            node.ranks.lock().unwrap().clone_from(&ranks);
-            PlacedNode {
-                node: node.id,
-                hostname: format!("host-{index}"),
-                address: node.endpoint.local_addr(),
-                ranks,
-                has_program: has_program[index],
-            }
-        };
-        self.nodes = fake.nodes.iter().enumerate().map(place).collect();
-        self.nodes.clone()
-    }
-
-    pub(super) async fn placed(&mut self, fake: &Fake, has_program: &[bool]) {
-        let nodes = self.place_all(fake, has_program);
-        self.send(&JobEvent::Placed {
-            job: self.job,
-            nodes,
-        })
-        .await;
-    }
-
-    /// Nodes join the job.
-    pub(super) async fn places(&mut self, fake: &Fake, nodes: &[usize], has_program: bool) {
-        let nodes: BTreeSet<usize> = nodes.iter().copied().collect();
-        let nodes = nodes.into_iter().map(|index| PlacedNode {
+    /// Nodes join the job, each with or without the program.
+    pub(super) fn place(
+        &mut self,
+        fake: &Fake,
+        nodes: impl IntoIterator<Item = (usize, bool)>,
+    ) -> Vec<PlacedNode> {
+        let nodes = nodes.into_iter().map(|(index, has_program)| PlacedNode {
             node: fake.nodes[index].id,
             hostname: format!("host-{index}"),
             address: fake.nodes[index].endpoint.local_addr(),
@@ -355,14 +327,53 @@ impl FakeJob {
         });
         let nodes: Vec<_> = nodes.collect();
         self.nodes.extend(nodes.iter().cloned());
-        self.send(&JobEvent::Placed {
-            job: self.job,
-            nodes,
-        })
-        .await;
+        nodes
     }
 
-    /// Tells of a generation whose rank `r` is this process of a slot, on this node.
+    /// The first nodes, and the driver hears of them.
+    pub(super) async fn placed(&mut self, fake: &Fake, has_program: &[bool]) {
+        let nodes = self.place(fake, has_program.iter().copied().enumerate());
+        let job = self.job;
+        self.send(&JobEvent::Placed { job, nodes }).await;
+    }
+
+    /// These nodes, and the driver hears of them.
+    pub(super) async fn places(&mut self, fake: &Fake, nodes: &[usize], has_program: bool) {
+        let nodes: BTreeSet<usize> = nodes.iter().copied().collect();
+        let nodes = self.place(fake, nodes.into_iter().map(|index| (index, has_program)));
+        let job = self.job;
+        self.send(&JobEvent::Placed { job, nodes }).await;
+    }
+
+    /// A generation whose rank `r` is this process of a slot, on this node.
+    fn form(&mut self, fake: &Fake, number: u64, cause: &str, processes: &[(u32, u64, usize)]) {
+        for node in &fake.nodes {
+            node.ranks.lock().unwrap().clear();
+        }
+        let member = |(rank, &(slot, incarnation, index)): (u32, &(u32, u64, usize))| {
+            fake.nodes[index].ranks.lock().unwrap().push(Rank(rank));
+            Member {
+                rank: Rank(rank),
+                local_rank: LocalRank(0),
+                local_size: 1,
+                cross_rank: CrossRank(0),
+                cross_size: 1,
+                slot: Slot(slot),
+                incarnation: Incarnation(incarnation),
+                node: fake.nodes[index].id,
+                hostname: format!("host-{index}"),
+                address: None,
+            }
+        };
+        self.table = GenerationTable {
+            job: self.job,
+            generation: Generation(number),
+            members: (0..).zip(processes).map(member).collect(),
+            cause: cause.to_owned(),
+            handover: Handover::Sync,
+        };
+    }
+
     pub(super) async fn generation(
         &mut self,
         fake: &Fake,
@@ -370,91 +381,37 @@ impl FakeJob {
         cause: &str,
         processes: &[(u32, u64, usize)],
     ) {
-        for node in &fake.nodes {
-            node.ranks.lock().unwrap().clear();
-        }
-        let members = (0..)
-            .zip(processes)
-            .map(|(rank, &(slot, incarnation, index))| {
-                fake.nodes[index].ranks.lock().unwrap().push(Rank(rank));
-                Member {
-                    rank: Rank(rank),
-                    local_rank: LocalRank(0),
-                    local_size: 1,
-                    cross_rank: CrossRank(0),
-                    cross_size: 1,
-                    slot: Slot(slot),
-                    incarnation: Incarnation(incarnation),
-                    node: fake.nodes[index].id,
-                    hostname: format!("host-{index}"),
-                    address: None,
-                }
-            });
-        let table = GenerationTable {
-            job: self.job,
-            generation: Generation(number),
-            members: members.collect(),
-            cause: cause.to_owned(),
-            handover: Handover::Sync,
-        };
-        let nodes = self.nodes.clone();
-        self.send(&JobEvent::Generation {
-            table,
-            nodes,
-            fall: None,
-        })
-        .await;
+        self.form(fake, number, cause, processes);
+        let (table, nodes) = (self.table.clone(), self.nodes.clone());
+        let fall = None;
+        self.send(&JobEvent::Generation { table, nodes, fall })
+            .await;
     }
 
-    fn members(&self) -> Vec<Member> {
-        let members = self.nodes.iter().flat_map(|node| {
-            node.ranks.iter().enumerate().map(|(local, rank)| Member {
-                rank: *rank,
-                local_rank: LocalRank(local as u32),
-                local_size: node.ranks.len() as u32,
-                cross_rank: CrossRank(0),
-                cross_size: self.nodes.len() as u32,
-                slot: Slot(rank.0),
-                node: node.node,
-                hostname: node.hostname.clone(),
-                address: None,
-                incarnation: Incarnation::FIRST,
-            })
-        });
-        members.collect()
-    }
-
-    pub(super) async fn healthy(&mut self, _fake: &Fake) {
-        let table = GenerationTable {
-            job: self.job,
-            generation: Generation(1),
-            members: self.members(),
-            cause: String::new(),
-            handover: Handover::None,
-        };
-        let nodes = self.nodes.clone();
+    /// The only generation, with as many ranks on each node.
+    pub(super) async fn healthy(&mut self, fake: &Fake) {
+        let workers = self.spec.placement.workers().unwrap();
+        let each = workers / fake.nodes.len() as u32;
+        let processes = (0..workers).map(|rank| (rank, 1, (rank / each) as usize));
+        self.form(fake, 1, "", &processes.collect::<Vec<_>>());
+        let (table, nodes) = (self.table.clone(), self.nodes.clone());
         self.send(&JobEvent::Healthy { table, nodes }).await;
     }
 
-    /// Node and hostname of a rank; made up before it is placed.
-    pub(super) fn place(&self, rank: Rank) -> (NodeId, String) {
-        let node = self.nodes.iter().find(|node| node.ranks.contains(&rank));
-        node.map_or((NodeId(0), String::new()), |node| {
-            (node.node, node.hostname.clone())
-        })
+    /// The node of a rank; made up before there is one.
+    pub(super) fn node_of(&self, rank: Rank) -> NodeId {
+        let member = self.table.members.get(rank.index());
+        member.map_or(NodeId(0), |member| member.node)
     }
 
     pub(super) fn info(&self, exits: &[Option<Exit>]) -> JobInfo {
-        let workers = self
-            .members()
-            .into_iter()
-            .zip(exits)
-            .map(|(member, exit)| WorkerInfo {
-                member,
-                state: WorkerState::Exited,
-                pid: 7,
-                exit: *exit,
-            });
+        let members = self.table.members.iter().cloned();
+        let workers = members.zip(exits).map(|(member, exit)| WorkerInfo {
+            member,
+            state: WorkerState::Exited,
+            pid: 7,
+            exit: *exit,
+        });
         JobInfo {
             job: self.job,
             name: String::new(),
@@ -584,11 +541,5 @@ impl FakeNode {
             outcome: Outcome::Failed(failure),
         };
         self.reply(&reply, &[]).await;
-    }
-
-    /// Ends all its connections.
-    pub(super) fn kill(&self) {
-        self.endpoint
-            .close(CloseCode::Shutdown, "killed by the test");
     }
 }

@@ -98,24 +98,11 @@ async fn a_refusal_of_the_head_is_shown_with_the_worker_that_failed() {
 }
 
 #[tokio::test]
-async fn options_are_checked_before_anybody_is_asked() {
-    let fake = Fake::new(0).await;
-    let error = soon(Executor::builder().start(&fake.cluster))
-        .await
-        .unwrap_err();
-    assert!(
-        matches!(error, StartError::Options(OptionsError::NoSize)),
-        "{error}"
-    );
-    assert!(fake.jobs.lock().await.is_empty());
-}
-
-#[tokio::test]
 async fn a_node_that_is_somebody_else_is_not_called() {
     let fake = Fake::new(1).await;
     let starting = fake.start(Executor::builder().workers(1).output(Output::Silent));
     let mut job = fake.submitted().await;
-    let mut nodes = job.place_all(&fake, &[true]);
+    let mut nodes = job.place(&fake, [(0, true)]);
     nodes[0].address = fake.cluster.head();
     job.send(&JobEvent::Placed {
         job: job.job,

@@ -1,9 +1,11 @@
 //! Values of executables in groups whose members change.
 
+use serde::Serialize;
+
 use super::*;
-use crate::Object;
 use crate::call::Scope;
 use crate::error::CallError;
+use crate::{Object, codec};
 
 const FIRST: Generation = Generation(1);
 const SECOND: Generation = Generation(2);

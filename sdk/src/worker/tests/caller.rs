@@ -129,6 +129,11 @@ impl Caller {
     }
 }
 
+/// A failure has this in its message.
+pub(super) fn says(failure: &CallFailure, part: &str) {
+    assert!(failure.message.contains(part), "{failure:?}");
+}
+
 pub(super) fn function(name: &str) -> CallOp {
     CallOp::Function {
         name: name.to_owned(),

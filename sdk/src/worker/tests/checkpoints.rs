@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use kolo_transport::ids::Generation;
 use kolo_transport::wire::{FromWorker, Handover, Kept};
 
-use super::node::{Group, runtime};
+use super::caller::says;
+use super::node::Group;
 use crate::context::Context;
 use crate::elastic::{Checkpoints, State, Value};
 use crate::error::Result;
@@ -27,79 +28,67 @@ fn keeps(ctx: &Context, directory: PathBuf) -> Result<u64> {
     })
 }
 
-#[test]
-fn new_workers_begin_with_the_checkpoint_of_those_that_are_lost() {
-    runtime().block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        let args = (folder.path().to_owned(),);
-        let mut group = Group::elastic(&[1, 1]).await;
-        group.complete().await;
-        group.begin(&[0, 1], keeps, &args);
-        let mut durable = [0; 2];
-        for (index, durable) in durable.iter_mut().enumerate() {
-            let generation = Generation(1);
-            let first = FromWorker::Committed {
-                generation,
-                commit: 2,
-                kept: Kept::Made,
-            };
-            assert_eq!(group.told(index).await, first);
-            // Those that did not write it know as well.
-            let FromWorker::Committed {
-                commit,
-                kept: Kept::Durable,
-                ..
-            } = group.told(index).await
-            else {
-                panic!("a commit is on disk");
-            };
-            *durable = commit;
-        }
-        assert_eq!(durable, [2; 2]);
-        let new = [group.add(1).await, group.add(1).await];
-        group.table.handover = Handover::Restore;
-        group.form(&new);
-        group.publish(&[0, 1, new[0], new[1]]).await;
-        for index in 0..2 {
-            let failure = group.end::<u64>(index).unwrap_err();
-            assert!(
-                failure.message.contains("is not in generation 2"),
-                "{}",
-                failure.message
-            );
-        }
-        group.begin(&new, keeps, &args);
-        let begun = new.map(|index| group.end::<u64>(index));
-        assert!(matches!(begun[0], Ok(1..)), "{begun:?}");
-        assert_eq!(begun[0], begun[1]);
-        // The next loop of the generation is another one.
-        group.begin(&new, keeps, &args);
-        for index in new {
-            let failure = group.end::<u64>(index).unwrap_err();
-            assert!(
-                failure.message.contains("has checkpoints already"),
-                "{}",
-                failure.message
-            );
-        }
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_workers_begin_with_the_checkpoint_of_those_that_are_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = (folder.path().to_owned(),);
+    let mut group = Group::elastic(&[1, 1]).await;
+    group.complete().await;
+    group.begin(&[0, 1], keeps, &args);
+    let mut durable = [0; 2];
+    for (index, durable) in durable.iter_mut().enumerate() {
+        let generation = Generation(1);
+        let first = FromWorker::Committed {
+            generation,
+            commit: 2,
+            kept: Kept::Made,
+        };
+        assert_eq!(group.told(index).await, first);
+        // Those that did not write it know as well.
+        let FromWorker::Committed {
+            commit,
+            kept: Kept::Durable,
+            ..
+        } = group.told(index).await
+        else {
+            panic!("a commit is on disk");
+        };
+        *durable = commit;
+    }
+    assert_eq!(durable, [2; 2]);
+    let new = [group.add(1).await, group.add(1).await];
+    group.table.handover = Handover::Restore;
+    group.form(&new);
+    group.publish(&[0, 1, new[0], new[1]]).await;
+    for index in 0..2 {
+        let failure = group.end::<u64>(index).unwrap_err();
+        says(&failure, "is not in generation 2");
+    }
+    group.begin(&new, keeps, &args);
+    let begun = new.map(|index| group.end::<u64>(index));
+    assert!(matches!(begun[0], Ok(1..)), "{begun:?}");
+    assert_eq!(begun[0], begun[1]);
+    // The next loop of the generation is another one.
+    group.begin(&new, keeps, &args);
+    for index in new {
+        let failure = group.end::<u64>(index).unwrap_err();
+        says(&failure, "has checkpoints already");
+    }
+    group.stop().await;
 }
 
-#[test]
-fn workers_that_can_not_begin_with_a_checkpoint_say_so() {
-    runtime().block_on(async {
-        let folder = tempfile::tempdir().unwrap();
-        let mut group = Group::elastic(&[1, 1]).await;
-        group.table.handover = Handover::Restore;
-        group.form(&[0, 1]);
-        group.complete().await;
-        group.begin(&[0, 1], keeps, &(folder.path().to_owned(),));
-        for index in 0..2 {
-            let failure = group.end::<u64>(index).unwrap_err();
-            let expected = "has no checkpoint on host";
-            assert!(failure.message.contains(expected), "{}", failure.message);
-        }
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_can_not_begin_with_a_checkpoint_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut group = Group::elastic(&[1, 1]).await;
+    group.table.handover = Handover::Restore;
+    group.form(&[0, 1]);
+    group.complete().await;
+    group.begin(&[0, 1], keeps, &(folder.path().to_owned(),));
+    for index in 0..2 {
+        let failure = group.end::<u64>(index).unwrap_err();
+        let expected = "has no checkpoint on host";
+        says(&failure, expected);
+    }
+    group.stop().await;
 }

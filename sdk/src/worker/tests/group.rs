@@ -6,8 +6,8 @@ use kolo_collectives::{CollectiveError, ReduceOp};
 use kolo_transport::ids::{Generation, Rank};
 use kolo_transport::wire::{Exit, FailureKind, ToWorker};
 
-use super::caller::function;
-use super::node::{Group, hear, runtime, start_worker, tell};
+use super::caller::{function, says};
+use super::node::{Group, hear, start_worker, tell};
 use crate::call::test_failure;
 use crate::context::Context;
 use crate::worker::failure::ControlError;
@@ -83,202 +83,162 @@ impl Group {
     }
 }
 
-/// Over sockets that the node makes, and over connections with certificates.
-#[test]
-fn ranks_of_one_node_and_of_two_reduce() {
-    for (nodes, sums) in [
-        (&[1, 1, 1][..], &[(33, 0, 0), (33, 1, 1), (33, 2, 2)][..]),
-        (
-            &[1, 1, 2, 2],
-            &[(46, 0, 0), (46, 1, 1), (46, 2, 0), (46, 3, 1)],
-        ),
-    ] {
-        runtime().block_on(async {
-            let mut group = Group::start(nodes).await;
-            group.complete().await;
-            for _ in 0..3 {
-                assert_eq!(group.sums(), sums);
-            }
-            group.stop().await;
-        });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn groups_have_links_of_their_own_inside_nodes_and_between_them() {
+    let mut group = Group::start(&[1, 1, 2, 2, 2]).await;
+    group.complete().await;
+    for round in 0..2_usize {
+        let results = group.call(many_groups, (round,));
+        let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
+        let (one, two) = (vec![0, 1], vec![2, 3, 4]);
+        let expected = [
+            (one.clone(), vec![0, 2], 5),
+            (one, vec![1, 3], 5),
+            (two.clone(), vec![0, 2], 5),
+            (two.clone(), vec![1, 3], 5),
+            (two, vec![4], 5),
+        ];
+        assert_eq!(results, expected);
     }
-}
-
-#[test]
-fn groups_have_links_of_their_own_inside_nodes_and_between_them() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 2, 2, 2]).await;
-        group.complete().await;
-        for round in 0..2_usize {
-            let results = group.call(many_groups, (round,));
-            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-            let (one, two) = (vec![0, 1], vec![2, 3, 4]);
-            let expected = [
-                (one.clone(), vec![0, 2], 5),
-                (one, vec![1, 3], 5),
-                (two.clone(), vec![0, 2], 5),
-                (two.clone(), vec![1, 3], 5),
-                (two, vec![4], 5),
-            ];
-            assert_eq!(results, expected);
-        }
-        group.stop().await;
-    });
+    group.stop().await;
 }
 
 /// Ranks that had no link to each other, and of which each waits for a higher one that does something else.
-#[test]
-fn higher_ranks_are_asked_for_their_links_inside_nodes_and_between_them() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 2]).await;
-        group.complete().await;
-        for (rank, result) in (0..).zip(group.call(sends_round, ())) {
-            let error = result.unwrap();
-            let (next, after) = ((rank + 1) % 3, (rank + 2) % 3);
-            let does = format!("rank {next}: it is in send u8 to rank {after}");
-            assert!(error.contains(&does), "rank {rank}: {error}");
-        }
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn higher_ranks_are_asked_for_their_links_inside_nodes_and_between_them() {
+    let mut group = Group::start(&[1, 1, 2]).await;
+    group.complete().await;
+    for (rank, result) in (0..).zip(group.call(sends_round, ())) {
+        let error = result.unwrap();
+        let (next, after) = ((rank + 1) % 3, (rank + 2) % 3);
+        let does = format!("rank {next}: it is in send u8 to rank {after}");
+        assert!(error.contains(&does), "rank {rank}: {error}");
+    }
+    group.stop().await;
 }
 
-#[test]
-fn a_call_that_comes_before_the_members_are_known_waits_for_them() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 2]).await;
-        group.begin(&[0, 1], sum, &(0,));
-        group.complete().await;
-        for index in 0..2 {
-            let (sum, _, _): (i64, usize, usize) = group.end(index).unwrap();
-            assert_eq!(sum, 1);
-        }
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_comes_before_the_members_are_known_waits_for_them() {
+    let mut group = Group::start(&[1, 2]).await;
+    group.begin(&[0, 1], sum, &(0,));
+    group.complete().await;
+    for index in 0..2 {
+        let (sum, _, _): (i64, usize, usize) = group.end(index).unwrap();
+        assert_eq!(sum, 1);
+    }
+    group.stop().await;
 }
 
-#[test]
-fn a_rank_that_fails_is_the_cause_of_the_others_failures_and_the_next_call_works() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 2]).await;
-        group.complete().await;
-        // Linked before, and not.
-        for culprit in [1_usize, 2, 0] {
-            let results = group.call(fails_on, (culprit,));
-            for (rank, result) in results.into_iter().enumerate() {
-                let failure = result.unwrap_err();
-                assert_eq!(failure.kind, FailureKind::Error);
-                if rank == culprit {
-                    assert_eq!(failure.message, "this rank does not want to");
-                    assert_eq!(failure.caused_by, None);
-                } else {
-                    assert_eq!(failure.caused_by, Some(Rank(culprit as u32)), "{failure:?}");
-                    assert!(
-                        failure.message.contains("this rank does not want to"),
-                        "{failure:?}"
-                    );
-                }
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_fails_is_the_cause_of_the_others_failures_and_the_next_call_works() {
+    let mut group = Group::start(&[1, 1, 2]).await;
+    group.complete().await;
+    // Linked before, and not.
+    for culprit in [1_usize, 2, 0] {
+        let results = group.call(fails_on, (culprit,));
+        for (rank, result) in results.into_iter().enumerate() {
+            let failure = result.unwrap_err();
+            assert_eq!(failure.kind, FailureKind::Error);
+            if rank == culprit {
+                assert_eq!(failure.message, "this rank does not want to");
+                assert_eq!(failure.caused_by, None);
+            } else {
+                assert_eq!(failure.caused_by, Some(Rank(culprit as u32)), "{failure:?}");
+                says(&failure, "this rank does not want to");
             }
-            assert_eq!(group.sums()[0].0, 33);
         }
-        group.stop().await;
-    });
-}
-
-#[test]
-fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1, 1, 1]).await;
-        group.complete().await;
         assert_eq!(group.sums()[0].0, 33);
-        // Rank 2 never gets the call.
-        group.begin(&[0, 1], sum, &(0,));
-        let failure = test_failure(2, Exit::Signal(9));
-        for worker in &group.workers[..2] {
-            // One of another generation changes nothing.
-            for generation in [Generation(9), Generation(1)] {
-                let failure = failure.clone();
-                tell(
-                    &worker.control,
-                    ToWorker::RankLost {
-                        generation,
-                        failure,
-                    },
-                )
-                .await;
-            }
+    }
+    group.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_rank_ends_the_waits_on_it_with_its_name() {
+    let mut group = Group::start(&[1, 1, 1]).await;
+    group.complete().await;
+    assert_eq!(group.sums()[0].0, 33);
+    // Rank 2 never gets the call.
+    group.begin(&[0, 1], sum, &(0,));
+    let failure = test_failure(2, Exit::Signal(9));
+    for worker in &group.workers[..2] {
+        // One of another generation changes nothing.
+        for generation in [Generation(9), Generation(1)] {
+            let failure = failure.clone();
+            tell(
+                &worker.control,
+                ToWorker::RankLost {
+                    generation,
+                    failure,
+                },
+            )
+            .await;
         }
-        for index in 0..2 {
-            let failure = group.end::<()>(index).unwrap_err();
-            assert_eq!(failure.caused_by, Some(Rank(2)), "{failure:?}");
-            for part in ["rank 2 is lost", "pid 412", "SIGKILL"] {
-                assert!(failure.message.contains(part), "{failure:?}");
-            }
+    }
+    for index in 0..2 {
+        let failure = group.end::<()>(index).unwrap_err();
+        assert_eq!(failure.caused_by, Some(Rank(2)), "{failure:?}");
+        for part in ["rank 2 is lost", "pid 412", "SIGKILL"] {
+            says(&failure, part);
         }
-        group.stop().await;
-    });
+    }
+    group.stop().await;
 }
 
-#[test]
-fn cancel_and_stop_are_heard_while_user_code_runs() {
-    runtime().block_on(async {
-        let mut group = Group::start(&[1]).await;
-        group.complete().await;
-        let worker = &mut group.workers[0];
-        let call = worker
-            .calls
-            .send(function(waits_for_ever::NAME), &codec::encode(&()).unwrap());
-        tell(&worker.control, ToWorker::Cancel { call }).await;
-        assert_eq!(
-            worker.calls.receive().1.unwrap_err().kind,
-            FailureKind::Cancelled
-        );
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancel_and_stop_are_heard_while_user_code_runs() {
+    let mut group = Group::start(&[1]).await;
+    group.complete().await;
+    let worker = &mut group.workers[0];
+    let call = worker
+        .calls
+        .send(function(waits_for_ever::NAME), &codec::encode(&()).unwrap());
+    tell(&worker.control, ToWorker::Cancel { call }).await;
+    assert_eq!(
+        worker.calls.receive().1.unwrap_err().kind,
+        FailureKind::Cancelled
+    );
+    group.stop().await;
 }
 
-#[test]
-fn a_notice_before_the_welcome_ends_the_worker_well() {
-    runtime().block_on(async {
-        let worker = start_worker();
-        hear(&worker.control).await;
-        tell(
-            &worker.control,
-            ToWorker::Stop {
-                reason: "not needed".to_owned(),
-            },
-        )
-        .await;
-        drop(worker.control);
-        worker.thread.join().unwrap().unwrap();
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notice_before_the_welcome_ends_the_worker_well() {
+    let worker = start_worker();
+    hear(&worker.control).await;
+    tell(
+        &worker.control,
+        ToWorker::Stop {
+            reason: "not needed".to_owned(),
+        },
+    )
+    .await;
+    drop(worker.control);
+    worker.thread.join().unwrap().unwrap();
 }
 
-#[test]
-fn messages_at_the_wrong_time_are_protocol_errors() {
-    runtime().block_on(async {
-        let nonsense = ToWorker::Certificate {
-            certificate: vec![1],
-            authority: vec![2],
-        };
-        let worker = start_worker();
-        hear(&worker.control).await;
-        tell(&worker.control, nonsense.clone()).await;
-        let error = worker.thread.join().unwrap().unwrap_err();
-        assert_eq!(error.code(), EXIT_PROTOCOL);
-        assert!(
-            matches!(error, Fatal::Control(ControlError::OutOfTurn { .. })),
-            "{error}"
-        );
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_at_the_wrong_time_are_protocol_errors() {
+    let nonsense = ToWorker::Certificate {
+        certificate: vec![1],
+        authority: vec![2],
+    };
+    let worker = start_worker();
+    hear(&worker.control).await;
+    tell(&worker.control, nonsense.clone()).await;
+    let error = worker.thread.join().unwrap().unwrap_err();
+    assert_eq!(error.code(), EXIT_PROTOCOL);
+    assert!(
+        matches!(error, Fatal::Control(ControlError::OutOfTurn { .. })),
+        "{error}"
+    );
 
-        let worker = Group::start(&[1]).await.workers.remove(0);
-        tell(&worker.control, nonsense).await;
-        drop(worker.calls);
-        let error = worker.thread.join().unwrap().unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("a certificate at the wrong time"),
-            "{error}"
-        );
-    });
+    let worker = Group::start(&[1]).await.workers.remove(0);
+    tell(&worker.control, nonsense).await;
+    drop(worker.calls);
+    let error = worker.thread.join().unwrap().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("a certificate at the wrong time"),
+        "{error}"
+    );
 }

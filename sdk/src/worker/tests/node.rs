@@ -376,12 +376,3 @@ impl Group {
         }
     }
 }
-
-pub(super) fn runtime() -> tokio::runtime::Runtime {
-    // The workers' blocking calls are on threads of their own, as are those of the test.
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap()
-}

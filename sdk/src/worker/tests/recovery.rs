@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::caller::method;
 use super::generations::{hold, revoke};
-use super::node::{Group, runtime, tell};
+use super::node::{Group, tell};
 use super::user::{Counter, Tally};
 use crate::Executable;
 use crate::codec;
@@ -68,151 +68,143 @@ impl Group {
     }
 }
 
-#[test]
-fn a_member_that_is_there_again_without_a_loss_goes_on_at_its_commit() {
-    runtime().block_on(async {
-        let mut group = Group::elastic(&[1, 1]).await;
-        group.complete().await;
-        group.all::<u64>(&[0, 1], &recover(), &(0,));
-        group.all::<u64>(&[0, 1], &method(7, "add"), &(1,));
-        // The driver holds for them.
-        tell(&group.workers[1].control, hold(Generation(1))).await;
-        // Messages come in order, and this one has an answer.
-        group.publish(&[1]).await;
-        assert_eq!(group.all::<u64>(&[0, 1], &COMMIT, &()), 1);
-        for index in 0..2 {
-            let told = group.told(index).await;
-            assert!(matches!(told, FromWorker::Committed { .. }), "{told:?}");
-        }
-        let new = group.add(1).await;
-        let next = [0, 1, new];
-        group.next(&next).await;
-        assert_eq!(group.all::<u64>(&next, &recover(), &(0,)), 1);
-        let got = group.each::<Got>(&next, &method(7, "get"), &());
-        assert_eq!(got, [Ok((2, 1, 1)), Ok((2, 1, 1)), Ok((2, 1, 2))]);
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_is_there_again_without_a_loss_goes_on_at_its_commit() {
+    let mut group = Group::elastic(&[1, 1]).await;
+    group.complete().await;
+    group.all::<u64>(&[0, 1], &recover(), &(0,));
+    group.all::<u64>(&[0, 1], &method(7, "add"), &(1,));
+    // The driver holds for them.
+    tell(&group.workers[1].control, hold(Generation(1))).await;
+    // Messages come in order, and this one has an answer.
+    group.publish(&[1]).await;
+    assert_eq!(group.all::<u64>(&[0, 1], &COMMIT, &()), 1);
+    for index in 0..2 {
+        let told = group.told(index).await;
+        assert!(matches!(told, FromWorker::Committed { .. }), "{told:?}");
+    }
+    let new = group.add(1).await;
+    let next = [0, 1, new];
+    group.next(&next).await;
+    assert_eq!(group.all::<u64>(&next, &recover(), &(0,)), 1);
+    let got = group.each::<Got>(&next, &method(7, "get"), &());
+    assert_eq!(got, [Ok((2, 1, 1)), Ok((2, 1, 1)), Ok((2, 1, 2))]);
+    group.stop().await;
 }
 
-#[test]
-fn a_value_in_an_unknown_state_is_made_again_and_keeps_its_commit() {
-    runtime().block_on(async {
-        let mut group = Group::elastic(&[1, 1]).await;
-        group.complete().await;
-        let both = [0, 1];
-        group.all::<u64>(&both, &recover(), &(4,));
-        group.all::<u64>(&both, &method(7, "add"), &(1,));
-        group.all::<u64>(&both, &COMMIT, &());
-        for broken in group.each::<()>(&both, &method(7, "breaks"), &()) {
-            assert_eq!(broken.unwrap_err().kind, FailureKind::Panic);
-        }
-        for refused in group.each::<()>(&both, &COMMIT, &()) {
-            assert_eq!(refused.unwrap_err().kind, FailureKind::Poisoned);
-        }
-        assert_eq!(group.all::<u64>(&both, &recover(), &(4,)), 1);
-        assert_eq!(group.all::<Got>(&both, &method(7, "get"), &()), (6, 1, 1));
-        // Code that names the parts may panic, too.
-        group.all::<()>(&both, &method(7, "set"), &(666,));
-        for broken in group.each::<()>(&both, &COMMIT, &()) {
-            assert_eq!(broken.unwrap_err().kind, FailureKind::Panic);
-        }
-        assert_eq!(group.all::<u64>(&both, &recover(), &(4,)), 1);
-        assert_eq!(group.all::<Got>(&both, &method(7, "get"), &()), (6, 1, 1));
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_value_in_an_unknown_state_is_made_again_and_keeps_its_commit() {
+    let mut group = Group::elastic(&[1, 1]).await;
+    group.complete().await;
+    let both = [0, 1];
+    group.all::<u64>(&both, &recover(), &(4,));
+    group.all::<u64>(&both, &method(7, "add"), &(1,));
+    group.all::<u64>(&both, &COMMIT, &());
+    for broken in group.each::<()>(&both, &method(7, "breaks"), &()) {
+        assert_eq!(broken.unwrap_err().kind, FailureKind::Panic);
+    }
+    for refused in group.each::<()>(&both, &COMMIT, &()) {
+        assert_eq!(refused.unwrap_err().kind, FailureKind::Poisoned);
+    }
+    assert_eq!(group.all::<u64>(&both, &recover(), &(4,)), 1);
+    assert_eq!(group.all::<Got>(&both, &method(7, "get"), &()), (6, 1, 1));
+    // Code that names the parts may panic, too.
+    group.all::<()>(&both, &method(7, "set"), &(666,));
+    for broken in group.each::<()>(&both, &COMMIT, &()) {
+        assert_eq!(broken.unwrap_err().kind, FailureKind::Panic);
+    }
+    assert_eq!(group.all::<u64>(&both, &recover(), &(4,)), 1);
+    assert_eq!(group.all::<Got>(&both, &method(7, "get"), &()), (6, 1, 1));
+    group.stop().await;
 }
 
-#[test]
-fn a_member_that_cannot_make_the_value_fails_all_and_others_are_kept() {
-    runtime().block_on(async {
-        let mut group = Group::elastic(&[1]).await;
-        group.complete().await;
-        group.all::<u64>(&[0], &recover(), &(13,));
-        let op = CallOp::Create {
-            object: ObjectId(8),
-            class: Counter::NAME.to_owned(),
-        };
-        group.all::<()>(&[0], &op, &(1,));
-        let failure = group
-            .each::<()>(
-                &[0],
-                &CallOp::Commit {
-                    object: ObjectId(8),
-                },
-                &(),
-            )
-            .remove(0)
-            .unwrap_err();
-        assert!(
-            failure.message.contains("has nothing to commit"),
-            "{}",
-            failure.message
-        );
-        let new = group.add(1).await;
-        group.next(&[0, new]).await;
-        // Only the first value has a handle.
-        group.all::<()>(&[0, new], &CallOp::Retain, &[OBJECT]);
-        let gone = group.each::<()>(&[0], &method(8, "fails"), &()).remove(0);
-        assert_eq!(gone.unwrap_err().kind, FailureKind::UnknownTarget);
-        group.workers[new].calls.last += 1;
-        let failures = group.each::<u64>(&[0, new], &recover(), &(13,));
-        for failure in failures {
-            let failure = failure.unwrap_err();
-            assert_eq!(failure.kind, FailureKind::Error);
-            assert!(failure.message.contains("bad luck"), "{}", failure.message);
-        }
-        group.stop().await;
-    });
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_cannot_make_the_value_fails_all_and_others_are_kept() {
+    let mut group = Group::elastic(&[1]).await;
+    group.complete().await;
+    group.all::<u64>(&[0], &recover(), &(13,));
+    let op = CallOp::Create {
+        object: ObjectId(8),
+        class: Counter::NAME.to_owned(),
+    };
+    group.all::<()>(&[0], &op, &(1,));
+    let failure = group
+        .each::<()>(
+            &[0],
+            &CallOp::Commit {
+                object: ObjectId(8),
+            },
+            &(),
+        )
+        .remove(0)
+        .unwrap_err();
+    assert!(
+        failure.message.contains("has nothing to commit"),
+        "{}",
+        failure.message
+    );
+    let new = group.add(1).await;
+    group.next(&[0, new]).await;
+    // Only the first value has a handle.
+    group.all::<()>(&[0, new], &CallOp::Retain, &[OBJECT]);
+    let gone = group.each::<()>(&[0], &method(8, "fails"), &()).remove(0);
+    assert_eq!(gone.unwrap_err().kind, FailureKind::UnknownTarget);
+    group.workers[new].calls.last += 1;
+    let failures = group.each::<u64>(&[0, new], &recover(), &(13,));
+    for failure in failures {
+        let failure = failure.unwrap_err();
+        assert_eq!(failure.kind, FailureKind::Error);
+        assert!(failure.message.contains("bad luck"), "{}", failure.message);
+    }
+    group.stop().await;
 }
 
-#[test]
-fn survivors_go_back_to_the_last_commit_and_new_members_get_the_state() {
-    runtime().block_on(async {
-        let mut group = Group::elastic(&[1, 1, 2]).await;
-        group.complete().await;
-        let three = [0, 1, 2];
-        // All have what rank 0 has made.
-        assert_eq!(group.all::<u64>(&three, &recover(), &(10,)), 0);
-        assert_eq!(group.all::<Got>(&three, &method(7, "get"), &()), (10, 0, 1));
-        assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(2,)), 16);
-        assert_eq!(group.all::<u64>(&three, &COMMIT, &()), 1);
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn survivors_go_back_to_the_last_commit_and_new_members_get_the_state() {
+    let mut group = Group::elastic(&[1, 1, 2]).await;
+    group.complete().await;
+    let three = [0, 1, 2];
+    // All have what rank 0 has made.
+    assert_eq!(group.all::<u64>(&three, &recover(), &(10,)), 0);
+    assert_eq!(group.all::<Got>(&three, &method(7, "get"), &()), (10, 0, 1));
+    assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(2,)), 16);
+    assert_eq!(group.all::<u64>(&three, &COMMIT, &()), 1);
+    assert_eq!(
+        group.told(0).await,
+        FromWorker::Committed {
+            generation: Generation(1),
+            commit: 2,
+            kept: Kept::Made
+        }
+    );
+    // Work that is lost, and rank 0, which is.
+    assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(100,)), 316);
+    let new = group.add(2).await;
+    let next = [1, 2, new];
+    for index in [1, 2] {
+        let revoked = revoke(Generation(1), &[Rank(0)]);
+        tell(&group.workers[index].control, revoked).await;
+        assert!(matches!(
+            group.told(index).await,
+            FromWorker::Committed { .. }
+        ));
+    }
+    group.next(&next).await;
+    assert_eq!(group.all::<u64>(&next, &recover(), &(10,)), 1);
+    // Each of them can hand the state on from now on (E-1).
+    for index in next {
         assert_eq!(
-            group.told(0).await,
+            group.told(index).await,
             FromWorker::Committed {
-                generation: Generation(1),
-                commit: 2,
-                kept: Kept::Made
+                generation: Generation(2),
+                commit: 3,
+                kept: Kept::Received
             }
         );
-        // Work that is lost, and rank 0, which is.
-        assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(100,)), 316);
-        let new = group.add(2).await;
-        let next = [1, 2, new];
-        for index in [1, 2] {
-            let revoked = revoke(Generation(1), &[Rank(0)]);
-            tell(&group.workers[index].control, revoked).await;
-            assert!(matches!(
-                group.told(index).await,
-                FromWorker::Committed { .. }
-            ));
-        }
-        group.next(&next).await;
-        assert_eq!(group.all::<u64>(&next, &recover(), &(10,)), 1);
-        // Each of them can hand the state on from now on (E-1).
-        for index in next {
-            assert_eq!(
-                group.told(index).await,
-                FromWorker::Committed {
-                    generation: Generation(2),
-                    commit: 3,
-                    kept: Kept::Received
-                }
-            );
-        }
-        let got = group.each::<Got>(&next, &method(7, "get"), &());
-        assert_eq!(got, [Ok((16, 1, 1)), Ok((16, 1, 1)), Ok((16, 1, 2))]);
-        assert_eq!(group.all::<u64>(&next, &method(7, "add"), &(1,)), 19);
-        assert_eq!(group.all::<u64>(&next, &COMMIT, &()), 2);
-        group.stop().await;
-    });
+    }
+    let got = group.each::<Got>(&next, &method(7, "get"), &());
+    assert_eq!(got, [Ok((16, 1, 1)), Ok((16, 1, 1)), Ok((16, 1, 2))]);
+    assert_eq!(group.all::<u64>(&next, &method(7, "add"), &(1,)), 19);
+    assert_eq!(group.all::<u64>(&next, &COMMIT, &()), 2);
+    group.stop().await;
 }

@@ -43,7 +43,7 @@ fn a_loss_ends_the_generation_and_not_what_runs_elsewhere() {
         cause.contains("SIGKILL") && cause.contains("out of memory"),
         "{cause}"
     );
-    let refused = table.register("f".to_owned(), ranks([0]), None, Waiters::Whole("c"));
+    let refused = send(&mut table, ranks([0]), Waiters::Whole("c"));
     assert_eq!(refused.unwrap_err().kind(), CallErrorKind::GenerationOver);
     let effects = returned(&mut table, now, call, 0);
     assert_eq!(effects.completions[0].result, Ok(vec![body(0)]));
@@ -74,7 +74,7 @@ fn errors_of_user_code_and_stops_stay_what_they_are() {
     stopped.reason = Some("the job was stopped: by hand".to_owned());
     nothing(&table.lost(now, stopped, true));
     assert!(!table.is_over());
-    let refused = table.register("f".to_owned(), ranks([1]), None, Waiters::Whole("c"));
+    let refused = send(&mut table, ranks([1]), Waiters::Whole("c"));
     assert_eq!(
         refused.unwrap_err().to_string(),
         "`f` has no result: the job was stopped: by hand"
@@ -86,7 +86,7 @@ fn a_generation_that_others_follow_takes_nothing_new() {
     let (mut table, now) = elastic(1);
     let call = whole(&mut table, 1, "a");
     table.supersede("generation 3 has begun: a node has joined");
-    let refused = table.register("f".to_owned(), ranks([0]), None, Waiters::Whole("b"));
+    let refused = send(&mut table, ranks([0]), Waiters::Whole("b"));
     assert_eq!(
         refused.unwrap_err().to_string(),
         "`f` has no result from generation 2, which is over: generation 3 has begun: a node has joined"

@@ -198,7 +198,7 @@ proptest! {
                     let waiters = if each { Waiters::Each(ids.clone()) } else { Waiters::Whole(ids[0]) };
                     let after = Duration::from_secs(1);
                     let deadline = deadline.then(|| (now + after, after));
-                    match table.register("f".to_owned(), all, deadline, waiters) {
+                    match table.register(Instant::now(), "f".to_owned(), all, deadline, waiters) {
                         Ok(taken) => {
                             calls.push(taken.call);
                             waiting.extend(ids.into_iter().map(|id| (id, taken.call)));

@@ -55,9 +55,8 @@ fn an_echo_of_a_worker_that_is_being_stopped_is_the_stop() {
     nothing(&table.tick(now + ECHO_WAIT / 2));
     check_stopped(&error(table.tick(now + ECHO_WAIT), "w"));
     // Later calls, together and one by one; those on others go on.
-    let mut call_on = |list: &[u32], waiters| {
-        table.register("f".to_owned(), ranks(list.iter().copied()), None, waiters)
-    };
+    let mut call_on =
+        |list: &[u32], waiters| send(&mut table, ranks(list.iter().copied()), waiters);
     check_stopped(&call_on(&[0, 1], Waiters::Whole("w")).unwrap_err());
     let mut taken = call_on(&[0, 1], Waiters::Each(vec!["a", "b"])).unwrap();
     assert_eq!(taken.send_to, ranks([0]));
@@ -106,7 +105,13 @@ fn each_waiter_and_a_deadline_are_told_of_a_stop() {
     let after = ECHO_WAIT / 2;
     let deadline = Some((now + after, after));
     table
-        .register("f".to_owned(), ranks(0..2), deadline, Waiters::Whole("w"))
+        .register(
+            Instant::now(),
+            "f".to_owned(),
+            ranks(0..2),
+            deadline,
+            Waiters::Whole("w"),
+        )
         .unwrap();
     nothing(&table.lost(now, stopped(1), true));
     check_stopped(&error(table.tick(now + after), "w"));
@@ -133,9 +138,7 @@ fn a_worker_that_its_node_stopped_is_no_cause_of_the_end() {
         failure: Some(stopped(1)),
     };
     check_stopped(&error(table.finish(end), "w"));
-    let refused = table
-        .register("f".to_owned(), ranks([0]), None, Waiters::Whole("w"))
-        .unwrap_err();
+    let refused = send(&mut table, ranks([0]), Waiters::Whole("w")).unwrap_err();
     check_stopped(&refused);
 }
 
