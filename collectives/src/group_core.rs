@@ -32,10 +32,12 @@ mod op_guard;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 pub(crate) use op_guard::OpGuard;
 use op_guard::drive;
 pub(crate) use shared_memory::{Quick, Shared};
+use waiting::Waiting;
 
 /// Longer timeouts count as this one: clocks end somewhere.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
@@ -561,43 +563,5 @@ impl Drop for GroupCore {
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner)
             .clear();
-    }
-}
-
-/// An operation that waits for its turn. Given up before that, it still takes its number when its turn comes,
-/// so that this rank stays in step, and the peers hear that it was cancelled.
-struct Waiting<'a> {
-    inner: &'a Arc<GroupCore>,
-    operation: &'static str,
-    call: u64,
-    over: bool,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(inner: &'a Arc<GroupCore>, operation: &'static str) -> Self {
-        Self {
-            inner,
-            operation,
-            call: inner.signals.lock().call,
-            over: false,
-        }
-    }
-
-    fn end(mut self) {
-        self.over = true;
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        self.inner.signals.change(|state| {
-            if state.call == self.call {
-                state.cancelled.push(self.operation);
-            }
-        });
-        self.inner.attend();
     }
 }

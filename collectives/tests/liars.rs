@@ -7,7 +7,7 @@ mod common;
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -214,6 +214,11 @@ impl Connector for Curious {
 
 /// The group over whose links named operations are negotiated.
 fn group_of_names(runtime: &Runtime) -> GroupId {
+    static GROUP: OnceLock<GroupId> = OnceLock::new();
+    *GROUP.get_or_init(|| ask_for_group_of_names(runtime))
+}
+
+fn ask_for_group_of_names(runtime: &Runtime) -> GroupId {
     let connector = Arc::new(Curious::default());
     let handle = runtime.handle().clone();
     let as_connector = Arc::clone(&connector) as Arc<dyn Connector>;
@@ -241,20 +246,21 @@ fn names_without_end_are_refused() {
     let mut sent = 0_u32;
     runtime.block_on(async {
         loop {
-            // MessagePack: {"Ask": {call, name, operation, limit_ms, serial, epoch}} as arrays and maps of serde's making.
+            // MessagePack: {"Ask": {key: (call, name), request: {operation, limit: {secs, nanos}, serial, epoch}}} as arrays and maps of
+            // serde's making.
             let name = format!("{sent:08}");
             let mut message = vec![0x81, 0xa3];
             message.extend_from_slice(b"Ask");
-            message.extend_from_slice(&[0x96, 0, 0xa8]);
+            message.extend_from_slice(&[0x92, 0x92, 0, 0xa8]);
             message.extend_from_slice(name.as_bytes());
-            message.extend_from_slice(&[0xdc, 0, HEADER as u8]);
+            message.extend_from_slice(&[0x94, 0xdc, 0, HEADER as u8]);
             for byte in operation {
                 if byte > 0x7f {
                     message.push(0xcc);
                 }
                 message.push(byte);
             }
-            message.extend_from_slice(&[0xce, 0x7f, 0xff, 0xff, 0xff, 0xce]);
+            message.extend_from_slice(&[0x92, 0xce, 0, 0xff, 0xff, 0xff, 0, 0xce]);
             message.extend_from_slice(&(sent + 1).to_be_bytes());
             message.push(0);
             let mut bytes = (message.len() as u32).to_le_bytes().to_vec();

@@ -72,6 +72,10 @@ fn every_form_gives_all_ranks_the_sum() {
         let mut data = values(me, LENGTH);
         comm.all_reduce(&mut data, ReduceOp::Max).unwrap();
         assert!(data == values(1, LENGTH));
+        let reduced = comm.named("reduce");
+        let reduced = reduced.reduce(values(me, LENGTH), ReduceOp::Sum, Rank(0));
+        let root_has = if me == 0 { expected } else { values(1, LENGTH) };
+        assert!(reduced.wait().unwrap() == root_has);
         let mut data: Vec<u8> = values(me, FROM + 5)
             .iter()
             .map(|value| *value as u8)
@@ -84,74 +88,6 @@ fn every_form_gives_all_ranks_the_sum() {
             *got == *zero as u8 ^ *one as u8
         }));
     });
-}
-
-#[test]
-fn a_reduce_gives_the_root_the_sum_and_leaves_the_others_data() {
-    let group = Group::new(Kind::Shared, 2);
-    group.run(|comm| {
-        let me = comm.rank().0;
-        for root in [0, 1, 0] {
-            let mut data = values(me, LENGTH);
-            comm.reduce(&mut data, ReduceOp::Sum, Rank(root)).unwrap();
-            assert!(
-                data == if me == root {
-                    sum(LENGTH)
-                } else {
-                    values(me, LENGTH)
-                }
-            );
-        }
-        let mut data = values(me, LENGTH);
-        comm.with(Options::new().postscale(4.0))
-            .reduce(&mut data, ReduceOp::Average, Rank(1))
-            .unwrap();
-        let expected = sum(LENGTH).into_iter().map(|value| 2.0 * value);
-        assert!(me == 0 && data == values(0, LENGTH) || data.into_iter().eq(expected));
-        let reduced = comm
-            .named("reduce")
-            .reduce(values(me, LENGTH), ReduceOp::Max, Rank(0));
-        let expected = values(1, LENGTH);
-        assert!(reduced.wait().unwrap() == expected);
-    });
-}
-
-/// Rows that are as many for each, one more for some, and fewer than ranks; of one value and of many.
-#[test]
-fn long_reduce_scatters_give_each_rank_its_rows() {
-    for world in [2, 3] {
-        let group = Group::new(Kind::Shared, world);
-        group.run(|comm| {
-            let me = comm.rank();
-            for (rows, width) in [
-                (FROM / 8, 1),
-                (7, FROM / 8 / 7),
-                (world as usize, FROM / 16),
-                (1, FROM / 8),
-            ] {
-                let length = rows * width;
-                let data: Vec<f64> = (0..length)
-                    .map(|at| (at % 997) as f64 + f64::from(me.0))
-                    .collect();
-                let mine = comm.rows_of(rows, me);
-                let mine = mine.start * width..mine.end * width;
-                let kinds = [
-                    (ReduceOp::Sum, 1.0),
-                    (ReduceOp::Average, 1.0 / f64::from(world)),
-                ];
-                for (op, factor) in kinds {
-                    let part = comm.reduce_scatter(&data, rows, op).unwrap();
-                    let ranks = f64::from(world * (world - 1) / 2);
-                    let sums = mine
-                        .clone()
-                        .map(|at| (at % 997) as f64 * f64::from(world) + ranks);
-                    assert!(part.len() == mine.len(), "{rows} rows");
-                    let is_near = |(got, sum): (&f64, f64)| (got - sum * factor).abs() < 1e-9;
-                    assert!(part.iter().zip(sums).all(is_near), "{rows} rows, {op:?}");
-                }
-            }
-        });
-    }
 }
 
 /// Begins an all-reduce, drops it in the middle, and says what is in the buffer then.

@@ -40,7 +40,7 @@ const LEFT: [(&str, &str, usize); 18] = [
     ("collectives/src", "shm", 2),
     ("collectives/src", "shm::arena", 5),
     ("runtime/src", "cli", 11),
-    ("runtime/src", "cli::run", 9),
+    ("runtime/src", "cli::run", 8),
     ("runtime/src", "head", 2),
     ("runtime/src", "http", 5),
     ("runtime/src", "ssh", 2),

@@ -1,18 +1,14 @@
 //! Operations that fail. A link that has ended is a suspicion first, and the others are told before anything ends here.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
+use super::Taken;
 use super::book::Failed;
 use super::line::Line;
 use super::messages::{self, BATCH, Down};
-use super::shell::Shell;
-use super::{Negotiation, Taken};
 use crate::cause::Cause;
-use crate::lane::LaneError;
-use crate::rank_shared::Member as _;
 
 /// A failed operation ends on this rank when the others have been told, or after so long: the program may end then.
 const TOLD: Duration = Duration::from_millis(100);
@@ -98,93 +94,6 @@ impl Endings {
         let suspicions = self.suspicions.iter().map(|(until, _)| *until);
         let untold = self.untold.iter().map(|(until, ..)| *until);
         suspicions.chain(untold).min()
-    }
-}
-
-impl Shell {
-    /// The link of a member has ended, or can't be made. What waits now fails as soon as it is clear which rank is lost.
-    pub(super) fn suspect(
-        &mut self,
-        negotiation: &Arc<Negotiation>,
-        member: u32,
-        cause: Cause,
-        is_final: bool,
-    ) {
-        *self.line(member) = Line::default();
-        let (failed, own) = match &mut self.book {
-            Some(book) => {
-                book.unlinked(member);
-                let failed = book.fail_all(u64::MAX, &cause);
-                let of_one =
-                    |failed: &Failed| negotiation.take(failed.call, &failed.names, failed.heard[0]);
-                let own = failed.iter().flat_map(of_one).collect();
-                (failed, own)
-            }
-            None => (Vec::new(), negotiation.take_before(u64::MAX)),
-        };
-        let suspicion = Suspicion {
-            member,
-            cause,
-            is_final,
-            failed,
-            own,
-        };
-        self.endings.suspect(Instant::now(), suspicion);
-    }
-
-    /// A suspicion ends: with the word on who is lost, or without one.
-    pub(super) fn settle(
-        &mut self,
-        negotiation: &Arc<Negotiation>,
-        suspicion: Suspicion,
-        word: Option<&Cause>,
-    ) {
-        let cause = word.unwrap_or(&suspicion.cause);
-        if let (true, None, Cause::Lost { reason, .. }) = (suspicion.is_final, word, cause) {
-            // Nothing with a name works any more. An operation that was decided may wait for ranks that never heard of it.
-            if let Some(book) = &mut self.book {
-                book.lost(cause.clone());
-            }
-            // One that has done its part may be gone. No link comes from the member any more: that ends what needs the link.
-            let rank = negotiation.job_rank(suspicion.member);
-            let reason = reason.clone();
-            let lane = Err(LaneError::Ended { reason });
-            if let Err(error) = Arc::clone(&negotiation.data).lane(rank, lane, true) {
-                tracing::debug!(%error, "a member is in no group for data");
-            }
-        }
-        for failed in &suspicion.failed {
-            tell(&mut self.lines, failed, cause);
-        }
-        let cause = cause.clone();
-        self.endings.end_later(Instant::now(), suspicion.own, cause);
-    }
-
-    /// The member is there: suspicions of it end without a word.
-    pub(super) fn is_there(&mut self, negotiation: &Arc<Negotiation>, member: u32) {
-        for mut suspicion in self.endings.take_those_of(member) {
-            suspicion.is_final = false;
-            self.settle(negotiation, suspicion, None);
-        }
-    }
-
-    /// Ends suspicions whose time is over, and operations of which the others have been told. Returns whether there were any.
-    pub(super) fn end_what_is_told(
-        &mut self,
-        negotiation: &Arc<Negotiation>,
-        now: Instant,
-    ) -> bool {
-        let old = self.endings.take_old(now);
-        let is_said = !self.lines.iter().any(Line::is_unsaid);
-        let told = self.endings.take_told(now, is_said);
-        let any = !old.is_empty() || !told.is_empty();
-        for (own, cause) in told {
-            negotiation.fail(own, &cause);
-        }
-        for suspicion in old {
-            self.settle(negotiation, suspicion, None);
-        }
-        any
     }
 }
 

@@ -1,5 +1,7 @@
 //! The task that moves messages between the links, the coordinator's book and this rank.
 
+mod suspicions;
+
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
@@ -37,16 +39,16 @@ pub(super) struct Shell {
     todo: UnboundedReceiver<Command>,
     me: u32,
     /// On the coordinator one for each member, on the others one.
-    pub(super) lines: Vec<Line>,
+    lines: Vec<Line>,
     /// Only on the coordinator.
-    pub(super) book: Option<Book>,
+    book: Option<Book>,
     /// On the others: when to look whether the coordinator is silent for too long.
     look_at: Option<Instant>,
     /// On the others: when the coordinator last had operations run or gave them up.
     decided: Option<Instant>,
     /// On the others: the call and the number that the next operation has of which the coordinator says that it runs.
     next: (u64, u64),
-    pub(super) endings: Endings,
+    endings: Endings,
     buffer: Vec<u8>,
     /// The communicator is gone, and what was decided last is still being said.
     is_leaving: bool,
@@ -240,7 +242,7 @@ impl Shell {
     }
 
     /// The line to a member.
-    pub(super) fn line(&mut self, member: u32) -> &mut Line {
+    fn line(&mut self, member: u32) -> &mut Line {
         let index = self.index(member);
         &mut self.lines[index]
     }

@@ -90,6 +90,9 @@ fn an_operation_reads_like_a_call() {
     assert_eq!(barrier.to_string(), "barrier");
 }
 
+/// Makes an operation another one.
+type Change = fn(&mut Operation);
+
 #[test]
 fn what_peers_say_is_looked_at_before_it_is_done() {
     let all_reduce = Operation {
@@ -125,24 +128,23 @@ fn what_peers_say_is_looked_at_before_it_is_done() {
     ] {
         assert!(sound.is_sound(2), "{sound}");
     }
-    type Change = fn(&mut Operation);
     let odd: [(&str, Operation, Change); 13] = [
         ("no operator", all_reduce, |odd| odd.reduce = None),
         ("no type", all_reduce, |odd| odd.dtype = None),
         ("too many", all_reduce, |odd| odd.count = 1 << 60),
         ("sent as a bool", all_reduce, |odd| {
-            odd.wire = Some(DType::Bool)
+            odd.wire = Some(DType::Bool);
         }),
         ("a root", all_reduce, |odd| odd.root = Some(0)),
         ("no root", broadcast, |odd| odd.root = None),
         ("no such root", broadcast, |odd| odd.root = Some(2)),
         ("an operator", broadcast, |odd| {
-            odd.reduce = Some(ReduceOp::Sum)
+            odd.reduce = Some(ReduceOp::Sum);
         }),
         ("rows", scatter, |odd| odd.rows = 3),
         ("no rows", scatter, |odd| odd.rows = 0),
         ("lengths of another type", lengths, |odd| {
-            odd.dtype = Some(DType::U8)
+            odd.dtype = Some(DType::U8);
         }),
         ("two lengths", lengths, |odd| odd.count = 2),
         ("too many counts", counts, |odd| odd.count = 1 << 16),

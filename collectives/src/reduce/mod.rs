@@ -153,7 +153,7 @@ fn combine_on_side(
         (dtype, ReduceOp::BitXor) if dtype.is_integer() => run!(u8, |a, b| a ^ b),
         // Any byte but 0 is true.
         (DType::Bool, ReduceOp::BitAnd | ReduceOp::Min) => {
-            run!(u8, |a, b| u8::from((a != 0) & (b != 0)));
+            run!(u8, |a, b| u8::from(a != 0) & u8::from(b != 0));
         }
         (DType::Bool, ReduceOp::BitOr | ReduceOp::Max) => run!(u8, |a, b| u8::from((a | b) != 0)),
         (DType::Bool, ReduceOp::BitXor) => run!(u8, |a, b| u8::from((a != 0) != (b != 0))),

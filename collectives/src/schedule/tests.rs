@@ -430,6 +430,8 @@ fn a_ring_in_segments_reduces_one_while_it_gathers_the_other() {
     }
 }
 
+type Steps<'a> = &'a [&'a [Action]];
+
 #[test]
 fn the_simulator_sees_what_is_wrong() {
     let span = Span::between(0, 2);
@@ -451,7 +453,7 @@ fn the_simulator_sees_what_is_wrong() {
     let outside = Action::Finish {
         span: Span::between(0, 3),
     };
-    let cases: [(&[&[Action]], &[&[Action]], &str); 6] = [
+    let cases: [(Steps<'_>, Steps<'_>, &str); 6] = [
         // Both send first, then receive: it would work on lanes that buffer, and must not be relied on.
         (
             &[&[send(1)], &[receive(1)]],
@@ -483,7 +485,7 @@ proptest! {
         let algorithm = *choice.get(Algorithm::able(kind));
         let world = shares.len() as u32;
         let root = choice.index(shares.len()) as u32;
-        let case = Case { root, segment, shares, ..Case::new(kind, algorithm, world, count) };
+        let case = Case { root, shares, segment, ..Case::new(kind, algorithm, world, count) };
         case.check(&Layout::single(world));
     }
 

@@ -1,5 +1,6 @@
 //! Calls on the ranks of a group.
 
+mod busy;
 mod entry;
 mod failure;
 mod generations;
@@ -26,9 +27,10 @@ use kolo_transport::ids::Rank;
 use kolo_transport::wire::CallOp;
 use serde::de::DeserializeOwned;
 
+pub use busy::BusyRank;
 #[cfg(test)]
 pub(crate) use failure::tests::failure as test_failure;
-pub use failure::{BusyRank, CallError, CallErrorKind, FailedCall, RankCause, RankError};
+pub use failure::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use generations::GenerationChange;
 pub(crate) use generations::Generations;
 #[cfg(test)]

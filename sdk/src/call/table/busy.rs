@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::{CallId, Rank};
 
+use super::super::busy::BusyRank;
 use super::super::entry::Entry;
-use super::super::failure::BusyRank;
 use super::CallTable;
 
 /// How long a call waits behind another one before the user is told.

@@ -159,10 +159,12 @@ fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
     for rank in &mut ranks[..2] {
         begin(rank, 2);
     }
-    while !ranks
-        .iter_mut()
-        .fold(true, |all, rank| (step(rank) == Outcome::Ready) && all)
-    {}
+    let mut ready = 0;
+    while ready < 3 {
+        // Each takes a step, whoever is ready before.
+        let all = ranks.iter_mut().map(step);
+        ready = all.filter(|outcome| *outcome == Outcome::Ready).count();
+    }
     let expected = [0, 1, 2].map(|rank| vec![rank; length]).concat();
     assert!(ranks.iter().all(|(.., result)| *result == expected));
 }
