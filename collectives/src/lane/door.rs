@@ -180,7 +180,8 @@ impl Door {
     }
 
     /// Asks the worker in `slot`, which is `peer`, at `address`, for its link to this one in the group that `own` names: see
-    /// [`Connector::request`](super::Connector::request). It is a link that is ended at once. Every step takes at most `limit`.
+    /// [`Connector::request`](super::Connector::request). It is a link that is ended at once. What may pass is tried again, as in
+    /// [`Door::connect`].
     ///
     /// # Errors
     ///
@@ -195,8 +196,7 @@ impl Door {
         peer: (Rank, Slot, SocketAddr),
         limit: Duration,
     ) -> Result<(), LaneError> {
-        let made = self.attempt(own, peer, limit).await;
-        made.map(drop).map_err(|failed| failed.error)
+        self.connect(own, peer, limit).await.map(drop)
     }
 
     async fn attempt(

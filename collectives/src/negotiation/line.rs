@@ -35,6 +35,8 @@ pub(super) struct Line {
     pub(super) connecting: bool,
     /// The coordinator has asked for a new link while this one was there.
     pub(super) is_requested: bool,
+    /// The member has said what it has heard of the coordinator, which is said once on a link.
+    pub(super) has_heard: bool,
     pub(super) out: Vec<u8>,
     sent: usize,
     pub(super) inbox: Inbox,

@@ -273,17 +273,26 @@ impl Shell {
                     self.suspect(negotiation, member, lost(member, reason.to_owned()), false);
                 }
                 self.is_there(negotiation, member);
-                let first = self.first_words(negotiation, member);
+                let first = self.first_words(member);
+                // The coordinator may not have heard of it, or has forgotten it with the link before.
+                let join = self
+                    .book
+                    .is_none()
+                    .then(|| negotiation.lock().joining.open());
                 let line = self.line(member);
                 line.lane = Some(lane);
                 line.out.splice(0..0, first);
+                if let Some(join) = join.flatten() {
+                    // Behind what waits: the rank has data for what it asked for before it joined.
+                    messages::put(&mut line.out, &Up::Join(join));
+                }
                 line.inbox.push(&read);
             }
         }
     }
 
     /// What a link begins with.
-    fn first_words(&self, negotiation: &Arc<Negotiation>, member: u32) -> Vec<u8> {
+    fn first_words(&self, member: u32) -> Vec<u8> {
         let mut first = Vec::new();
         match &self.book {
             Some(book) if book.wants_to_know(member) => messages::put(&mut first, &Down::Query),
@@ -291,10 +300,6 @@ impl Shell {
             None => {
                 let (call, next) = self.next;
                 messages::put(&mut first, &Up::Heard { call, next });
-                // The coordinator may not have heard of it, or has forgotten it with the link before.
-                if let Some(join) = negotiation.lock().joining.open() {
-                    messages::put(&mut first, &Up::Join(join));
-                }
             }
         }
         first
@@ -326,11 +331,15 @@ impl Shell {
         match (heard, polled) {
             (Ok(()), Ok(_)) => return came,
             (Ok(()), Err(Ended { reason, is_final })) => {
-                let is_requested = self.lines[index].is_requested;
+                let Line {
+                    is_requested,
+                    has_heard,
+                    ..
+                } = self.lines[index];
                 self.suspect(negotiation, member, lost(member, reason), is_final);
                 match &self.book {
-                    // It may not have heard of that.
-                    Some(book) if book.has_decided() && !is_final => {
+                    // It may not have heard of that. A link over which nothing came is not made again and again.
+                    Some(book) if book.has_decided() && has_heard && !is_final => {
                         let rank = negotiation.job_rank(member);
                         negotiation.rank_shared.request(negotiation.id, rank);
                     }
@@ -357,6 +366,11 @@ impl Shell {
                 return Ok(false);
             };
             check(book, member, &up)?;
+            if matches!(up, Up::Heard { .. })
+                && std::mem::replace(&mut self.lines[index].has_heard, true)
+            {
+                return Err("it said twice what it has heard".to_owned());
+            }
             book.hear(Instant::now(), member, up);
         } else {
             let Some(down) = inbox.take()? else {
@@ -467,7 +481,8 @@ impl Shell {
                 numbers,
             } => {
                 let line = self.line(member);
-                for number in numbers {
+                // A link that has ended meanwhile begins anew with what the member has heard.
+                for number in numbers.filter(|_| line.lane.is_some()) {
                     messages::put(&mut line.out, &Down::Missed { call, number });
                 }
             }

@@ -25,6 +25,9 @@ const IDLE: Duration = Duration::from_secs(1);
 /// While there are operations, it is looked so often in that time whether there was one.
 const LOOKS: u32 = 4;
 
+/// Questions of a peer that are taken in one turn.
+const MOST_ASKS: u32 = 64;
+
 /// A group that answers while it is in no operation.
 pub(crate) trait Idle: Send + Sync + 'static {
     /// Answers on all links, as far as they can be read. Returns `false` if an operation is under way.
@@ -169,7 +172,14 @@ impl Answers<'_> {
         }
         // What it asked for last, whether it was a question, and what it gave up.
         let (mut asked, mut is_question, mut given_up) = (None, false, None);
-        while let Some(held) = link.poll_held(cx) {
+        for taken in 0.. {
+            if taken == MOST_ASKS {
+                cx.waker().wake_by_ref();
+                break;
+            }
+            let Some(held) = link.poll_held(cx) else {
+                break;
+            };
             match held {
                 // What was only asked is answered with what is said here. The rest is for the operation.
                 Header::Ask(data) => (asked, is_question) = (Some(data), true),

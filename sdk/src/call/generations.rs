@@ -293,10 +293,13 @@ impl Generations {
     /// A value is at a commit. If a change waits the generation takes no more calls, also if another value has none.
     pub(super) fn has_committed(&self) {
         let mut state = self.lock();
-        let group = self.now();
-        let offer = state.offer.as_mut();
-        if let Some(offer) = offer.filter(|offer| offer.generation == group.generation()) {
+        let Some(group) = self.offered(&state) else {
+            return;
+        };
+        if let Some(offer) = &mut state.offer {
             offer.at_commit = true;
+            // Else calls that span generations, and follow each other closely, would never let it end.
+            state.spans.hold();
             drop(state);
             self.ends(&group, |group| {
                 group.supersede(CHANGES);
@@ -309,16 +312,14 @@ impl Generations {
     /// Perhaps no call is under way.
     pub(super) fn between_calls(&self) {
         let mut state = self.lock();
-        let group = self.now();
-        let offer = state.offer;
-        let Some(offer) = offer.filter(|offer| offer.generation == group.generation()) else {
+        let (Some(group), Some(offer)) = (self.offered(&state), state.offer) else {
             return;
         };
         // Handles may be dropped meanwhile; their values are, when these owners are.
         let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
         let is_committed = |owner: &Arc<Owner>| owner.progress().is_committed();
         let is_kept = offer.at_commit || owners.iter().all(is_committed);
-        if is_kept && state.spans.is_idle() && self.ends(&group, Group::rest) {
+        if is_kept && !state.spans.is_given() && self.ends(&group, Group::rest) {
             state.spans.hold();
             state.offer = None;
             state.holding = Some(offer.generation);
@@ -327,6 +328,20 @@ impl Generations {
         }
         drop(state);
         drop(owners);
+    }
+
+    /// The generation that is to end, if it is the present one and no next one has begun.
+    fn offered(&self, state: &State) -> Option<Arc<Group>> {
+        let (group, offer) = (self.now(), state.offer?);
+        let generation = group.generation();
+        (offer.generation == generation && self.newest(state).generation() == generation)
+            .then_some(group)
+    }
+
+    /// The head is gone: no other generation comes.
+    pub(super) fn without_head(&self) {
+        self.lock().offer = None;
+        self.now().without_head();
     }
 
     /// The present generation takes no more calls, if `ends` says so. No call sees one without the other.

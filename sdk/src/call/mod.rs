@@ -132,11 +132,11 @@ impl<S: Scope, T> Call<S, T> {
             if let Some(object) = &self.object {
                 object.admit(&group, &request.name)?;
             }
-            let sent = Pending::send_each(&group, request, ranks.clone(), permit)?;
-            if let Some(object) = &self.object {
-                object.count();
+            let send = || Pending::send_each(&group, request, ranks.clone(), permit);
+            match &self.object {
+                Some(object) => object.counted(send),
+                None => send(),
             }
-            Ok(sent)
         });
         let states: Vec<Result<Pending, CallError>> = match sent {
             Ok(pending) => pending.into_iter().map(Ok).collect(),

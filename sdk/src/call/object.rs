@@ -55,11 +55,16 @@ impl Owner {
         }
     }
 
-    /// A call was sent.
-    pub(super) fn count(&self) {
-        if let Target::Elastic(_) = &self.target {
-            self.progress().count();
+    /// Sends a call, which counts from then on: its answer may come before `send` is back.
+    pub(super) fn counted<T>(
+        &self,
+        send: impl FnOnce() -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        if let Target::Fixed(_) = &self.target {
+            return send();
         }
+        self.progress().count();
+        send().inspect_err(|_| self.progress().discount())
     }
 
     /// The call that brings the value to its last commit.
@@ -165,7 +170,12 @@ impl<S: Scope> Object<S> {
                 recovered.map_err(|end| end.of_elastic(owner.class))?;
             }
         }
-        owner.progress().acknowledge()
+        let commit = owner.progress().acknowledge();
+        // Calls that are lost are no reason to wait any more.
+        if let Target::Elastic(generations) = &owner.target {
+            generations.between_calls();
+        }
+        commit
     }
 
     /// The same values, called on other ranks.

@@ -256,19 +256,20 @@ impl<S: Scope> Send<S> {
         self.sent_to = group.generation();
         self.ranks = self.scope.ranks(group.world_size());
         let kept = self.target.waits().then(|| request.clone());
-        let sent = match Pending::send_whole(group, request, self.ranks.clone(), permit) {
-            Ok(sent) => sent,
+        let send = || Pending::send_whole(group, request, self.ranks.clone(), permit);
+        let sent = match &self.object {
+            Some(object) => object.counted(send),
+            None => send(),
+        };
+        match sent {
+            Ok(sent) => Ok(State::Sent(sent)),
             // The generation has ended a moment ago.
             Err(error) => {
                 let next = self.target.recovery();
                 let wait = kept.zip(next).filter(|_| error.is_retryable());
                 let (request, next) = wait.ok_or(error)?;
-                return Ok(State::Recovering(request, Box::pin(next)));
+                Ok(State::Recovering(request, Box::pin(next)))
             }
-        };
-        if let Some(object) = &self.object {
-            object.count();
         }
-        Ok(State::Sent(sent))
     }
 }

@@ -119,9 +119,9 @@ impl<W> SpanTable<W> {
         self.end.as_ref()
     }
 
-    /// Whether there is no call.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.calls.is_empty()
+    /// Whether some process has a call, or has returned from it. The others wait for the next generation.
+    pub(crate) fn is_given(&self) -> bool {
+        self.calls.values().any(|span| !span.places.is_empty())
     }
 
     /// Calls wait for the next generation from now on.

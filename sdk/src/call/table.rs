@@ -75,6 +75,8 @@ pub(crate) struct CallTable<W> {
     health: Vec<Health>,
     calls: BTreeMap<CallId, Entry<W>>,
     unwanted: Unwanted,
+    /// The user is not told of busy ranks before this time.
+    quiet_until: Option<Instant>,
     next: u64,
     /// Set when no more calls are taken; those that are in flight may still be.
     end: Option<End>,
@@ -97,6 +99,7 @@ impl<W> CallTable<W> {
             health,
             calls: BTreeMap::new(),
             unwanted: Unwanted::default(),
+            quiet_until: None,
             next: 0,
             end: None,
             stop: None,

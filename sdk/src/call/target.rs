@@ -52,7 +52,7 @@ impl Target {
         match self {
             Self::Fixed(_) => std::future::pending().await,
             Self::Elastic(generations) => {
-                generations.now().without_head();
+                generations.without_head();
                 let mut present = generations.present();
                 // The sender lives as long as the target.
                 drop(present.wait_for(|present| present.is_over).await);

@@ -62,9 +62,14 @@ impl Progress {
         Ok(())
     }
 
-    /// A call was sent.
+    /// A call is sent.
     pub(super) fn count(&mut self) {
         self.calls += 1;
+    }
+
+    /// It was not.
+    pub(super) fn discount(&mut self) {
+        self.calls -= 1;
     }
 
     pub(super) fn calls(&self) -> u64 {

@@ -172,7 +172,7 @@ impl Changes {
         Change::Done
     }
 
-    fn begin(&mut self, channels: Channels, say: impl Fn(&str) + Send + 'static) {
+    fn begin(&mut self, channels: Channels, say: impl Fn(String) + Send + 'static) {
         let all = Arc::downgrade(&self.generations);
         let (group, replies) = channels.into_group(self.in_flight.clone(), Some(all));
         let table = group.members();

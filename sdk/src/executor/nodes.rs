@@ -57,7 +57,7 @@ pub(super) fn serve(
     runtime: &TransportRuntime,
     group: &Arc<Group>,
     replies: Vec<FrameReceiver>,
-    say: impl Fn(&str) + Send + 'static,
+    say: impl Fn(String) + Send + 'static,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for (index, replies) in replies.into_iter().enumerate() {

@@ -107,10 +107,13 @@ impl Printing {
         }
     }
 
-    /// Tells the user something beside the output of workers.
-    pub(super) fn say(&self) -> impl Fn(&str) + Send + use<> {
+    /// Tells the user something beside the output of workers. Nobody waits for who reads.
+    pub(super) fn say(&self) -> impl Fn(String) + Send + use<> {
         let output = self.output.clone();
-        move |line| output.say(line)
+        move |line| {
+            let output = output.clone();
+            tokio::task::spawn_blocking(move || output.say(&line));
+        }
     }
 
     /// Follows the nodes of a generation that are not followed yet. `placed` are all nodes of the job.

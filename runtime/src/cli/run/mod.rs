@@ -116,6 +116,7 @@ fn divided(
         let running = execute(options, &here, connect, format, &mut signals);
         let mut outcome = Box::pin(running).await?;
         let text = report(&outcome, format);
+        progress::end();
         let told = tokio::task::spawn_blocking(move || tell(&text));
         signals.unless_hurried(&mut outcome.signal, told).await;
         Ok(outcome.exit_code())

@@ -204,7 +204,7 @@ impl Group {
     }
 
     /// Ends calls whose deadlines pass, and tells `say` of calls that wait behind others. Never ends by itself.
-    pub(crate) async fn keep_time(self: Arc<Self>, say: impl Fn(&str)) {
+    pub(crate) async fn keep_time(self: Arc<Self>, say: impl Fn(String)) {
         let mut look = tokio::time::interval(LOOK);
         loop {
             let next = {
@@ -222,9 +222,9 @@ impl Group {
                 () = sleep => self.apply(|table| table.tick(Instant::now())),
                 () = self.timer.notified() => {}
                 _ = look.tick() => {
-                    let lines = self.lock().table.held_up(Instant::now());
-                    for line in lines {
-                        say(&line);
+                    let line = self.lock().table.held_up(Instant::now());
+                    if let Some(line) = line {
+                        say(line);
                     }
                 }
             }

@@ -12,6 +12,9 @@ use super::CallTable;
 /// How long a call waits behind another one before the user is told.
 const TOLD_AFTER: Duration = Duration::from_secs(10);
 
+/// The user is told so often at most.
+const QUIET: Duration = Duration::from_secs(60);
+
 /// Calls that are remembered beyond their waiters, at most. Without the rest, less is told.
 const MOST: usize = 1024;
 
@@ -72,24 +75,32 @@ impl<W> CallTable<W> {
         ranks.iter().copied().filter_map(earliest).collect()
     }
 
-    /// What the user is to know of calls that have waited behind others for long, once for each.
-    pub(crate) fn held_up(&mut self, now: Instant) -> Vec<String> {
-        let mut lines = Vec::new();
+    /// What the user is to know of calls that have waited behind others for long: the oldest is named. Each call is told of once, and
+    /// there is a line a minute at most.
+    pub(crate) fn held_up(&mut self, now: Instant) -> Option<String> {
+        if self.quiet_until.is_some_and(|until| now < until) {
+            return None;
+        }
         let is_due = |entry: &Entry<W>| !entry.is_told && entry.sent + TOLD_AFTER <= now;
         let due = self.calls.iter().filter(|(_, entry)| is_due(entry));
         let due: Vec<CallId> = due.map(|(call, _)| *call).collect();
-        for call in due {
-            let Some(entry) = self.calls.get(&call) else {
-                continue;
+        let line = due.iter().enumerate().find_map(|(index, call)| {
+            let entry = self.calls.get(call)?;
+            let text = BusyRank::text(&self.busy(now, *call, &entry.ranks_waiting()))?;
+            let more = match due.len() - index - 1 {
+                0 => String::new(),
+                1 => "; 1 more call waits".to_owned(),
+                more => format!("; {more} more calls wait"),
             };
-            let busy = self.busy(now, call, &entry.ranks_waiting());
-            if let Some(text) = BusyRank::text(&busy) {
-                lines.push(format!("`{}` waits: {text}", entry.name));
-                self.calls
-                    .entry(call)
-                    .and_modify(|entry| entry.is_told = true);
-            }
+            Some((index, format!("`{}` waits: {text}{more}", entry.name)))
+        });
+        let (first, line) = line?;
+        for call in &due[first..] {
+            self.calls
+                .entry(*call)
+                .and_modify(|entry| entry.is_told = true);
         }
-        lines
+        self.quiet_until = Some(now + QUIET);
+        Some(line)
     }
 }
