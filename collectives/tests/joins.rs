@@ -429,8 +429,10 @@ fn a_deadline_beside_a_join_names_the_late_ranks() {
 /// What it waits for is done with its data, and what it has none for without, fused or not.
 #[test]
 fn a_rank_that_joins_before_its_names_have_ended_does_its_part_in_them() {
-    for joins in [0, 1] {
-        let group = Group::new(Kind::Unix, 2);
+    // On a narrow link the coordinator hears of the join apart from what was asked for before.
+    let kinds = [Kind::Unix, Kind::Narrow(100)].into_iter();
+    for (kind, joins) in kinds.flat_map(|kind| [(kind, 0), (kind, 1)]) {
+        let group = Group::new(kind, 2);
         group.run(|comm| {
             let start = |letter: &str| {
                 let sum = |index| {

@@ -309,6 +309,29 @@ async fn a_change_waits_no_longer_for_a_value_without_a_handle() {
     bed.holds().await;
 }
 
+/// Its members held at a commit of their own, and a call of theirs comes to its end later.
+#[tokio::test]
+async fn an_offer_that_the_next_generation_has_outrun_holds_nothing() {
+    let (mut bed, value) = Bed::new(false).await;
+    let run = tokio::spawn(bed.executor.run(super::add, 1).into_future());
+    let (call, ..) = bed.call().await;
+    bed.offers().await;
+    bed.next(&[0, 1]).await;
+    bed.retains(&[&value]).await;
+    let recovering = bed.asked(Some(&value)).await;
+    for slot in [0, 1] {
+        let node = &bed.fake.nodes[0];
+        node.answers(FIRST, call, (slot, SECOND), &1_u32).await;
+    }
+    assert_eq!(soon(run).await.unwrap().unwrap(), [1, 1]);
+    bed.answer(recovering, &0_u64).await;
+    soon(bed.executor.recovered()).await.unwrap();
+    let run = tokio::spawn(bed.executor.run(super::add, 1).into_future());
+    let (call, ..) = bed.call().await;
+    bed.answer(call, &2_u32).await;
+    assert_eq!(soon(run).await.unwrap().unwrap(), [2, 2]);
+}
+
 #[tokio::test]
 async fn new_members_get_calls_that_span_generations_before_values() {
     let (mut bed, value) = Bed::new(false).await;
