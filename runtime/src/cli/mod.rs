@@ -115,8 +115,19 @@ fn wrong_line(err: &mut dyn Write, error: clap::Error, screen: Screen) -> u8 {
     }
 }
 
-/// Names the command that may have been meant where clap finds none that is like the word: `rnu`.
+/// Names the command that may have been meant where clap finds none that is like the word: `rnu`. Of an unknown option clap says how
+/// to pass it on as a value, which nobody wants.
 fn suggested(mut error: clap::Error) -> clap::Error {
+    error.remove(ContextKind::TrailingArg);
+    let passes_on = |value: &ContextValue| match value {
+        ContextValue::StyledStrs(tips) => tips
+            .iter()
+            .any(|tip| tip.to_string().contains("as a value")),
+        _ => false,
+    };
+    if error.get(ContextKind::Suggested).is_some_and(passes_on) {
+        error.remove(ContextKind::Suggested);
+    }
     if error.kind() == ErrorKind::InvalidSubcommand
         && error.get(ContextKind::SuggestedSubcommand).is_none()
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)

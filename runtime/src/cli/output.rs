@@ -116,7 +116,7 @@ impl<'a> Output<'a> {
     /// What is shown next takes the place of what is shown: on a terminal the page is wiped, elsewhere a blank line follows.
     pub(super) fn next_page(&mut self) -> Result<(), CliError> {
         let start = match self.screen.width {
-            Some(_) => "\x1b[H\x1b[2J\x1b[3J",
+            Some(_) => "\x1b[H\x1b[2J",
             None => "\n",
         };
         self.bytes(start.as_bytes())

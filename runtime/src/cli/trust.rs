@@ -287,7 +287,8 @@ pub(super) async fn revoke(
         "is revoked"
     };
     out.line(&format!(
-        "{name} {done}; {told} nodes have confirmed it{}",
+        "{name} {done}; {told} {} confirmed it{}",
+        if told == 1 { "node has" } else { "nodes have" },
         if late.is_empty() {
             String::new()
         } else {

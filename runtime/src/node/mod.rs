@@ -311,6 +311,10 @@ async fn start(config: NodeConfig, runtime: TransportRuntime) -> Result<Node, No
     )?);
     let credentials = match config.credentials {
         NodeCredentials::Have(credentials) => credentials,
+        // Not used up, and nothing is kept of it.
+        NodeCredentials::Token(ref token) if token.role() != kolo_transport::Role::Node => {
+            return Err(NodeError::Identity(token.role()));
+        }
         NodeCredentials::Token(ref token) => {
             let joined = join(&runtime, &config, token, deadline).await?;
             // At once: the token may be used up, and whatever comes next may fail.

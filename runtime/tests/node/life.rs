@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use kolo_runtime::{Node, NodeConfig, NodeError};
 use kolo_transport::ids::{ClusterId, DriverId, NodeId, Slot};
+use kolo_transport::token::random_secret;
 use kolo_transport::wire::{HeadRequest, NodeEvent, NodeReply, NodeRequest, Probe, RefusalKind};
 use kolo_transport::{
     Authority, CloseCode, ConnectError, ConnectionLost, Endpoint, EndpointConfig, Expect, Identity,
-    Limits, RandomId as _, Role, TransportRuntime,
+    Limits, RandomId as _, Role, TokenBook, TransportRuntime,
 };
 
 use crate::bed::{Bed, Head, is_running, node_config, soon};
@@ -294,6 +295,15 @@ async fn wrong_credentials_and_settings_are_errors() {
     let name = DriverId::random().to_string();
     let of_a_driver = head.authority.issue(Role::Driver, &name).unwrap();
     let error = start(&|config| config.credentials = of_a_driver.clone().into()).await;
+    assert!(
+        matches!(error, NodeError::Identity(Role::Driver)),
+        "{error}"
+    );
+
+    // A token of that kind is not used up: the head, which takes no joiners, is not asked.
+    let (day, fingerprint) = (Duration::from_secs(86_400), head.authority.fingerprint());
+    let token = TokenBook::new().create(Role::Driver, day, None, fingerprint, 0, random_secret());
+    let error = start(&|config| config.credentials = token.clone().into()).await;
     assert!(
         matches!(error, NodeError::Identity(Role::Driver)),
         "{error}"
