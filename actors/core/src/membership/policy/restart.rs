@@ -134,8 +134,13 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Room that a full group does not use: others have replaced processes whose end was seen late.
+    /// Room that the group does not use: others have replaced processes whose end was seen late, or it may not change any more.
     pub(super) fn room_left(&self) -> Option<Decision> {
+        if !self.budget.has_resets(self.limits) {
+            return self.give_back(|room| {
+                format!("room that a group does not need which may not change any more: {room}")
+            });
+        }
         let is_full = self.members().len() >= self.limits.max as usize;
         if !is_full || self.roster.leaving() > 0 || self.roster.count(State::Returned) > 0 {
             return None;

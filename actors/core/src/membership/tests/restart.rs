@@ -443,3 +443,18 @@ fn the_limit_of_changes_ends_the_job() {
         "{why}"
     );
 }
+
+#[test]
+fn a_group_that_may_not_change_any_more_gives_back_the_room_that_it_does_not_use() {
+    let limits = Limits {
+        max_resets: Some(1),
+        cooldown: Some(s(60)..=s(600)),
+        ..limits(2, 4, 9)
+    };
+    let mut bed = Bed::up(limits, &[2, 2]);
+    assert_eq!(nodes(&bed), [1, 1, 2, 2]);
+    bed.fail(0);
+    assert_eq!((bed.number(), nodes(&bed)), (2, vec![2, 2]));
+    let slots = vec![Slot(0), Slot(1)];
+    assert!(bed.done.contains(&Action::GiveBack { slots }));
+}
