@@ -352,7 +352,7 @@ async fn joining_is_limited_logged_once_each_and_secrets_are_nowhere() {
 
     // One line for each attempt, until there are too many. What a daemon has said is read a moment
     // later: wait for what must be there, and look for more than that at the end.
-    let before = 2; // the second login with `used`, and the node `wrong`
+    let before = 1; // the second login with `used`; the node `wrong` knows what its token is for
     site.head.says_times(REFUSED, before);
     let runtime = TransportRuntime::new(1).unwrap();
     let token = read(&used).parse().unwrap();

@@ -54,6 +54,8 @@ impl Cause {
 #[derive(Debug)]
 pub struct Orphans {
     timeout: Duration,
+    /// Since when the head has been away.
+    away: Option<Instant>,
     /// Since when nobody has been there, and what follows from it.
     since: BTreeMap<JobId, (Instant, Cause)>,
     /// Those that were named already and are still here.
@@ -66,6 +68,7 @@ impl Orphans {
     pub fn new(timeout: Duration) -> Self {
         Self {
             timeout,
+            away: None,
             since: BTreeMap::new(),
             named: BTreeSet::new(),
         }
@@ -80,6 +83,10 @@ impl Orphans {
         head: Head,
         jobs: impl IntoIterator<Item = Present>,
     ) -> Vec<(JobId, Cause)> {
+        let away = *self.away.get_or_insert(now);
+        if head.is_there {
+            self.away = None;
+        }
         let mut alone = BTreeMap::new();
         let mut here = BTreeSet::new();
         for Present {
@@ -95,8 +102,10 @@ impl Orphans {
                 Cause::Alone(self.timeout)
             };
             if !head.is_there && (elastic || !driver) {
-                let since = self.since.get(&job).map_or(now, |(since, _)| *since);
-                alone.insert(job, (since, cause));
+                let known = self.since.get(&job).map(|(since, _)| *since);
+                // The head counts from its own loss, also on workers that came after it.
+                let new = if elastic { away } else { now };
+                alone.insert(job, (known.unwrap_or(new), cause));
             }
         }
         self.since = alone;
@@ -185,6 +194,11 @@ mod tests {
         assert!(orphans.step(early, THERE, [elastic(true)]).is_empty());
         assert!(orphans.step(over, AWAY, [elastic(true)]).is_empty());
         assert_eq!(orphans.next_deadline(), Some(over + fence));
+        // A start that was on its way when the head went gives no more time.
+        let mut orphans = Orphans::new(TIMEOUT);
+        assert!(orphans.step(start, AWAY, []).is_empty());
+        assert!(orphans.step(early, AWAY, [elastic(true)]).is_empty());
+        assert_eq!(orphans.next_deadline(), Some(start + fence));
     }
 
     #[test]
