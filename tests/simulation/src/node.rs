@@ -365,6 +365,9 @@ impl World {
             Output::Open(opening) => {
                 if let Some(daemon) = self.daemon(node) {
                     daemon.starts.insert(opening.stay, opening.start);
+                    // The daemon looks at each change of its jobs.
+                    let life = self.nodes[node].life;
+                    self.later(0, Event::Orphans(node, life));
                 }
             }
             Output::Spawn(spawning) => {

@@ -115,7 +115,7 @@ async fn the_error_that_came_first_is_the_cause_whoever_is_heard_first() {
         let place = place.unwrap_or_else(|| panic!("{err}"));
         assert!(lines[place].starts_with("kolo: rank 0 on a (pid "), "{err}");
         let follows = |line: &&str| {
-            line.contains(" s later: rank 1 on b (pid ")
+            line.contains(" later: rank 1 on b (pid ")
                 && line.ends_with(
                     "ended with exit code 3: RuntimeError: connection closed (train.py:99)",
                 )
