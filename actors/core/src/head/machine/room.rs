@@ -302,12 +302,15 @@ impl HeadCore {
         refused
     }
 
-    /// A node has answered the first request of a job. The host of a node that is not healthy cools down.
+    /// A node has answered a request of a job, or not in time: it may have been slow for a moment. The host of a node that is not healthy
+    /// cools down.
     pub(super) fn tried(&mut self, id: JobId, node: NodeId, reply: &Reply) {
-        let Reply::Answer(NodeReply::Reserved { problem, .. }) = reply else {
-            return;
+        let is_no_refusal = match reply {
+            Reply::Answer(NodeReply::Reserved { problem, .. }) => problem.is_some(),
+            Reply::Unknown(_) => true,
+            Reply::Answer(_) | Reply::Refused(_) => false,
         };
-        let running = self.jobs.get_mut(&id).filter(|_| problem.is_some());
+        let running = self.jobs.get_mut(&id).filter(|_| is_no_refusal);
         if let Some(running) = running {
             running.trials.passed(node);
         }

@@ -32,6 +32,25 @@ fn a_node_that_refuses_a_job_is_not_asked_again_before_something_changes_there()
 }
 
 #[test]
+fn a_node_that_was_slow_once_is_asked_again() {
+    let mut group = Group::new();
+    group.node(1, 1);
+    let job = group.submit(1, 1, 2);
+    let mut is_slow = true;
+    let slow = group.world.node(2, 1, move |request| {
+        let is_lost = is_slow && matches!(request, NodeRequest::Reserve { .. });
+        is_slow &= !is_lost;
+        good(request).filter(|_| !is_lost)
+    });
+    group.run();
+    assert_eq!(group.reservations(slow), 1);
+    group.pass(60);
+    assert_eq!(group.reservations(slow), 2);
+    group.commit(job);
+    assert_eq!(group.members(job), (2, vec![(1, 1), (2, 1)]));
+}
+
+#[test]
 fn what_another_job_frees_is_offered_to_those_that_wait_the_oldest_first() {
     let mut group = Group::new();
     let node = group.node(1, 2);
