@@ -118,7 +118,7 @@ async fn infeasible_placement() -> anyhow::Result<()> {
     for builder in [builder().workers(4), builder().hosts(1).slots(4)] {
         let error = soon(builder.start(&driver)).await.unwrap_err().to_string();
         assert!(
-            error.contains("requested 4") && error.contains("room for 2"),
+            error.contains("4 workers") && error.contains("has room for 2"),
             "{error}"
         );
     }
