@@ -17,9 +17,6 @@
 //!   not count for the next round of the same scope.
 //! - A completed scope leaves nothing behind. There, an empty table stays.
 //! - Names, values, their number and their sum are limited. There, any client can fill the server's memory.
-//!
-//! Every change has a version, which counts up over the whole store. A reader that wants to *wait* for a key
-//! registers with [`RendezvousStore::wait`]; the PUT that brings the key names it among those to be woken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,8 +43,6 @@ pub struct RendezvousLimits {
     pub total_bytes: usize,
     /// Number of keys in all scopes.
     pub keys: usize,
-    /// Number of readers that wait at one time.
-    pub waiters: usize,
 }
 
 impl RendezvousLimits {
@@ -71,7 +66,6 @@ impl RendezvousLimits {
             value_bytes: value,
             total_bytes: mesh.saturating_mul(16).max(64 << 20),
             keys: size.saturating_mul(128).max(4096),
-            waiters: size.saturating_mul(4).max(1024),
         }
     }
 }
@@ -131,34 +125,6 @@ pub enum RendezvousError {
     /// The store belongs to a generation that is over. Ask for the current one.
     #[error("this rendezvous is over: its job has ended or has another generation by now")]
     Over,
-    /// Too many readers wait at once. Try again.
-    #[error("{limit} readers wait already, which is the limit; try again")]
-    Waiters {
-        /// [`RendezvousLimits::waiters`].
-        limit: usize,
-    },
-}
-
-/// A value and the version of the store that brought it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// The value. Any bytes, also none.
-    pub value: Bytes,
-    /// The version of the change that put it here. Later changes have higher versions.
-    pub version: u64,
-}
-
-/// A reader that waits, numbered by the shell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WaiterId(pub u64);
-
-/// What a PUT did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
-    /// The version of this change.
-    pub version: u64,
-    /// Who waited for the key. They are no longer registered.
-    pub woken: Vec<WaiterId>,
 }
 
 /// What a DELETE did.
@@ -179,15 +145,6 @@ pub enum Deleted {
     Completed,
 }
 
-/// What a reader that is ready to wait gets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Waited {
-    /// The value is here.
-    Ready(Entry),
-    /// The reader is registered.
-    Registered,
-}
-
 /// What a store holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RendezvousUsage {
@@ -195,8 +152,6 @@ pub struct RendezvousUsage {
     pub keys: usize,
     /// Bytes of values and names.
     pub bytes: usize,
-    /// Readers that wait.
-    pub waiters: usize,
 }
 
 #[derive(Debug, Default)]
@@ -204,13 +159,7 @@ struct Scope {
     /// Number of members; `None` for an ad-hoc scope.
     expected: Option<u32>,
     finished: BTreeSet<String>,
-    values: BTreeMap<String, Entry>,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    scope: String,
-    key: String,
+    values: BTreeMap<String, Bytes>,
 }
 
 /// Scoped keys and values. See the [module](self) for what it does.
@@ -218,11 +167,8 @@ struct Waiter {
 pub struct RendezvousStore {
     limits: RendezvousLimits,
     scopes: BTreeMap<String, Scope>,
-    version: u64,
     keys: usize,
     bytes: usize,
-    waiters: BTreeMap<WaiterId, Waiter>,
-    waiting: BTreeMap<(String, String), BTreeSet<WaiterId>>,
 }
 
 impl RendezvousUsage {
@@ -247,9 +193,7 @@ impl RendezvousStore {
     }
 
     /// Clears everything and expects these scopes with these numbers of members; a number of 0 is ignored.
-    ///
-    /// Returns all who waited. They wait no longer: what they waited for belonged to an older round.
-    pub fn init(&mut self, scopes: BTreeMap<String, u32>) -> Vec<WaiterId> {
+    pub fn init(&mut self, scopes: BTreeMap<String, u32>) {
         self.scopes = scopes
             .into_iter()
             .filter(|(_, size)| *size > 0)
@@ -263,26 +207,12 @@ impl RendezvousStore {
             .collect();
         self.keys = 0;
         self.bytes = 0;
-        self.version += 1;
-        self.waiting.clear();
-        std::mem::take(&mut self.waiters).into_keys().collect()
     }
 
     /// The value of a key.
     #[must_use]
-    pub fn get(&self, scope: &str, key: &str) -> Option<&Entry> {
+    pub fn get(&self, scope: &str, key: &str) -> Option<&Bytes> {
         self.scopes.get(scope)?.values.get(key)
-    }
-
-    /// The values of many keys as they are at one time, in the order of the question.
-    #[must_use]
-    pub fn get_many<'a>(
-        &self,
-        keys: impl IntoIterator<Item = (&'a str, &'a str)>,
-    ) -> Vec<Option<Entry>> {
-        keys.into_iter()
-            .map(|(scope, key)| self.get(scope, key).cloned())
-            .collect()
     }
 
     /// Stores a value, over an older one if there is one. Creates the scope if need be.
@@ -290,7 +220,7 @@ impl RendezvousStore {
     /// # Errors
     ///
     /// [`RendezvousError`]; nothing has changed then.
-    pub fn put(&mut self, scope: &str, key: &str, value: Bytes) -> Result<Stored, RendezvousError> {
+    pub fn put(&mut self, scope: &str, key: &str, value: Bytes) -> Result<(), RendezvousError> {
         self.check_name("scope", scope)?;
         self.check_name("key", key)?;
         if value.len() > self.limits.value_bytes {
@@ -310,17 +240,10 @@ impl RendezvousStore {
         }
         self.keys = keys;
         self.bytes = bytes;
-        self.version += 1;
-        let version = self.version;
         let table = self.scopes.entry(scope.to_owned()).or_default();
         table.finished.remove(key);
-        table
-            .values
-            .insert(key.to_owned(), Entry { value, version });
-        Ok(Stored {
-            version,
-            woken: self.wake(scope, key),
-        })
+        table.values.insert(key.to_owned(), value);
+        Ok(())
     }
 
     /// Deletes a key of an ad-hoc scope, or counts it as finished in a scope of known size.
@@ -329,15 +252,14 @@ impl RendezvousStore {
             return Deleted::Absent;
         };
         let Some(expected) = table.expected else {
-            let Some(entry) = table.values.remove(key) else {
+            let Some(value) = table.values.remove(key) else {
                 return Deleted::Absent;
             };
             if table.values.is_empty() {
                 self.scopes.remove(scope);
             }
             self.keys -= 1;
-            self.bytes -= weight(scope, key, &entry.value);
-            self.version += 1;
+            self.bytes -= weight(scope, key, &value);
             return Deleted::Removed;
         };
         // What could not have been put is no member's key. It must not take memory either.
@@ -354,64 +276,9 @@ impl RendezvousStore {
         self.keys -= values.len();
         self.bytes -= values
             .iter()
-            .map(|(key, entry)| weight(scope, key, &entry.value))
+            .map(|(key, value)| weight(scope, key, value))
             .sum::<usize>();
-        self.version += 1;
         Deleted::Completed
-    }
-
-    /// The value of a key if it is newer than `after` (0: any), or else a place among those who wait for it.
-    ///
-    /// A waiter waits for one key. It is woken once, by the next PUT of the key, and must then ask again.
-    ///
-    /// # Errors
-    ///
-    /// [`RendezvousError::Name`] for a key that can't exist; [`RendezvousError::Waiters`].
-    pub fn wait(
-        &mut self,
-        scope: &str,
-        key: &str,
-        after: u64,
-        waiter: WaiterId,
-    ) -> Result<Waited, RendezvousError> {
-        self.check_name("scope", scope)?;
-        self.check_name("key", key)?;
-        if let Some(entry) = self.get(scope, key).filter(|entry| entry.version > after) {
-            return Ok(Waited::Ready(entry.clone()));
-        }
-        self.forget(waiter);
-        if self.waiters.len() >= self.limits.waiters {
-            return Err(RendezvousError::Waiters {
-                limit: self.limits.waiters,
-            });
-        }
-        let (scope, key) = (scope.to_owned(), key.to_owned());
-        self.waiting
-            .entry((scope.clone(), key.clone()))
-            .or_default()
-            .insert(waiter);
-        self.waiters.insert(waiter, Waiter { scope, key });
-        Ok(Waited::Registered)
-    }
-
-    /// Takes a waiter out again: it was woken by its own deadline, or it is gone. Unknown ones are fine.
-    pub fn forget(&mut self, waiter: WaiterId) {
-        let Some(gone) = self.waiters.remove(&waiter) else {
-            return;
-        };
-        let place = (gone.scope, gone.key);
-        if let Some(others) = self.waiting.get_mut(&place) {
-            others.remove(&waiter);
-            if others.is_empty() {
-                self.waiting.remove(&place);
-            }
-        }
-    }
-
-    /// The version of the last change; 0 before the first.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.version
     }
 
     /// The limits.
@@ -426,32 +293,17 @@ impl RendezvousStore {
         RendezvousUsage {
             keys: self.keys,
             bytes: self.bytes,
-            waiters: self.waiters.len(),
         }
     }
 
     /// How full it is once this value is stored.
     #[must_use]
     pub fn usage_with(&self, scope: &str, key: &str, value: &Bytes) -> RendezvousUsage {
-        let old = self
-            .get(scope, key)
-            .map(|entry| weight(scope, key, &entry.value));
+        let old = self.get(scope, key).map(|value| weight(scope, key, value));
         RendezvousUsage {
             keys: self.keys + usize::from(old.is_none()),
             bytes: self.bytes - old.unwrap_or(0) + weight(scope, key, value),
-            waiters: self.waiters.len(),
         }
-    }
-
-    fn wake(&mut self, scope: &str, key: &str) -> Vec<WaiterId> {
-        let place = (scope.to_owned(), key.to_owned());
-        let Some(woken) = self.waiting.remove(&place) else {
-            return Vec::new();
-        };
-        for waiter in &woken {
-            self.waiters.remove(waiter);
-        }
-        woken.into_iter().collect()
     }
 
     fn check_name(&self, part: &'static str, name: &str) -> Result<(), RendezvousError> {

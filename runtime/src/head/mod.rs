@@ -46,7 +46,7 @@ use self::serve::Shared;
 use self::state::Store;
 use self::trust::{Lives, Trust};
 use crate::health::Health;
-use crate::http::{Connections, HttpConfig, HttpHandle, HttpStartError, JobStores};
+use crate::http::{Connections, HttpConfig, HttpHandle, HttpStartError};
 use crate::limiter::Attempts;
 
 /// Descriptors that a head needs to start; members and jobs need more.
@@ -285,7 +285,6 @@ impl Parts {
         let credentials = LiveCredentials::new(credentials);
         let attempts = Attempts::default();
         let connections = Connections::of_this_process();
-        let stores = JobStores::new(config.rendezvous_memory);
         let (obituaries, heard) = mpsc::channel(WAITING);
         // Nodes are missed by their heartbeats. Drivers send none, and may stand still for longer.
         let idle_timeout = config.lease.max(EndpointConfig::default().idle_timeout);
@@ -321,8 +320,11 @@ impl Parts {
             heartbeat: config.heartbeat,
             job: config.job,
         };
-        let rendezvous =
-            rendezvous::Servers::new(config.listen.ip(), connections.clone(), Arc::clone(&stores));
+        let rendezvous = rendezvous::Servers::new(
+            config.listen.ip(),
+            connections.clone(),
+            config.rendezvous_memory,
+        );
         let coordinator = Coordinator::new(settings, Arc::new(rendezvous), watch::Sender::new(0));
         let beats = coordinator.beats();
         let actor = coordinator.start();
@@ -354,7 +356,6 @@ impl Parts {
                         bearer: config.bearer,
                         attempts,
                         connections,
-                        stores,
                     },
                 )
             })

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use actix::{Arbiter, ArbiterHandle};
 
+use kolo_actors::budget::Budget;
 use kolo_actors::head::{LocalFuture, RendezvousHost, TellNews};
 use kolo_core::env::horovod_hostnames;
 use kolo_core::head::messages::Opening;
@@ -14,7 +15,7 @@ use kolo_core::rendezvous::{DoorNews, DoorOpening};
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{GenerationTable, Member};
 
-use crate::http::{Connections, DoorServer, JobStores, Place, RendezvousPlan, RendezvousServer};
+use crate::http::{Connections, DoorServer, Place, RendezvousPlan, RendezvousServer};
 
 type Open = Arc<Mutex<HashMap<JobId, RendezvousServer>>>;
 
@@ -28,19 +29,19 @@ pub(super) struct Servers {
     doors: Mutex<HashMap<JobId, HashMap<Process, DoorServer>>>,
     /// The thread that serves all doors.
     thread: OnceLock<ArbiterHandle>,
-    /// The rendezvous over HTTPS, which end with their jobs, too.
-    stores: Arc<JobStores>,
+    /// What the values of all jobs' rendezvous may take together.
+    memory: Arc<Budget>,
 }
 
 impl Servers {
-    pub(super) fn new(listen: IpAddr, connections: Connections, stores: Arc<JobStores>) -> Self {
+    pub(super) fn new(listen: IpAddr, connections: Connections, memory: usize) -> Self {
         Self {
             listen,
             open: Open::default(),
             doors: Mutex::default(),
             thread: OnceLock::new(),
             connections,
-            stores,
+            memory: Budget::new(memory),
         }
     }
 
@@ -81,7 +82,7 @@ impl RendezvousHost for Servers {
         let bind = self.bind(opening.local);
         let open = Arc::clone(&self.open);
         let connections = self.connections.clone();
-        let memory = Arc::clone(self.stores.memory());
+        let memory = Arc::clone(&self.memory);
         Box::pin(async move {
             let bind = bind?;
             let names = horovod_hostnames(&opening.members);
@@ -112,7 +113,6 @@ impl RendezvousHost for Servers {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&job);
         self.doors().remove(&job);
-        self.stores.end(job);
         Box::pin(async move {
             if let Some(server) = server {
                 server.stop().await;
@@ -127,7 +127,7 @@ impl RendezvousHost for Servers {
     fn admit(&self, table: Arc<GenerationTable>) {
         let nodes = |member: &Member| member.node.to_string();
         let plan = RendezvousPlan::from_members(&table.members, nodes, []);
-        let place = Place::new(plan, self.stores.memory());
+        let place = Place::new(plan, &self.memory);
         let doors = self.doors();
         let doors = doors.get(&table.job).into_iter().flatten();
         for (_, door) in doors {

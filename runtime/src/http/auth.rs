@@ -15,7 +15,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use actix_web::HttpRequest;
 use actix_web::http::header;
 use kolo_transport::identity::{Identity, Role};
-use kolo_transport::ids::{DriverId, JobId};
 use subtle::ConstantTimeEq;
 
 use super::api::HeadApi;
@@ -179,35 +178,6 @@ impl Caller {
             )),
         }
     }
-
-    /// Checks, before the job is looked up, that the caller may use some rendezvous, and that of `job` if it is a worker.
-    pub(super) fn could_meet(&self, job: JobId) -> Result<(), ApiError> {
-        match self {
-            Self::Bearer => Ok(()),
-            Self::Member(identity) => match identity.role {
-                Role::Driver => Ok(()),
-                Role::Worker if identity.worker().is_some_and(|(own, _)| own == job) => Ok(()),
-                role => Err(ApiError::forbidden(format!(
-                    "a {role} that does not belong to the job may not use its rendezvous"
-                ))),
-            },
-        }
-    }
-
-    /// Checks that the caller may use the rendezvous of `job`, which `owner` has submitted.
-    pub(super) fn meets(&self, job: JobId, owner: DriverId) -> Result<(), ApiError> {
-        self.could_meet(job)?;
-        match self {
-            Self::Member(identity)
-                if identity.role == Role::Driver && identity.driver() != Some(owner) =>
-            {
-                Err(ApiError::forbidden(
-                    "only the driver that has submitted the job may use its rendezvous",
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The token of an `Authorization: Bearer TOKEN` header. The scheme's case does not matter.
@@ -299,23 +269,14 @@ mod tests {
         let node = member(&format!("{cluster}/node/node-000000000000000b"));
         let head = member(&format!("{cluster}/head/head"));
         let worker = member(&format!("{cluster}/worker/job-0000000000000001/0"));
-        let owner = DriverId(10);
-        for (caller, operator, own, of_another_driver, other_job) in [
-            (Caller::Bearer, true, true, true, true),
-            (driver, true, true, false, true),
-            (worker, false, true, true, false),
-            (node, false, false, false, false),
-            (head, false, false, false, false),
+        for (caller, operator) in [
+            (Caller::Bearer, true),
+            (driver, true),
+            (worker, false),
+            (node, false),
+            (head, false),
         ] {
             assert_eq!(caller.operator().is_ok(), operator, "{caller:?}");
-            assert_eq!(caller.meets(JobId(1), owner).is_ok(), own, "{caller:?}");
-            let other = caller.meets(JobId(1), DriverId(11)).is_ok();
-            assert_eq!(other, of_another_driver, "{caller:?}");
-            assert_eq!(
-                caller.meets(JobId(2), owner).is_ok(),
-                other_job,
-                "{caller:?}"
-            );
         }
     }
 }

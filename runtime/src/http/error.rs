@@ -5,12 +5,9 @@ use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpResponse, ResponseError};
-use kolo_core::rendezvous::RendezvousError;
 use kolo_transport::wire::{Refusal, RefusalKind};
 
-use super::body::BodyError;
 use super::dto::{ErrorBody, ErrorDetail};
-use super::rendezvous::status_of;
 
 /// A refusal with its status code; answered as `{"error": {"kind": .., "message": ..}}`.
 #[derive(Debug)]
@@ -56,14 +53,6 @@ impl ApiError {
 
     pub(super) fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", message)
-    }
-
-    pub(super) fn stale(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::CONFLICT, "stale", message)
-    }
-
-    pub(super) fn too_large(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
     pub(super) fn late(message: impl Into<String>) -> Self {
@@ -131,29 +120,5 @@ impl From<Refusal> for ApiError {
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         };
         Self::new(status, kind, refusal.message)
-    }
-}
-
-impl From<RendezvousError> for ApiError {
-    fn from(error: RendezvousError) -> Self {
-        let kind = match error {
-            RendezvousError::Value { .. } => "too_large",
-            RendezvousError::Full { .. } | RendezvousError::Shared { .. } => "full",
-            RendezvousError::Waiters { .. } => "busy",
-            RendezvousError::Over => "stale",
-            _ => "invalid",
-        };
-        Self::new(status_of(&error), kind, error.to_string())
-    }
-}
-
-impl From<BodyError> for ApiError {
-    fn from(error: BodyError) -> Self {
-        let (status, kind) = match error {
-            BodyError::TooLong { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "too_large"),
-            BodyError::Late { .. } => (StatusCode::REQUEST_TIMEOUT, "timeout"),
-            BodyError::Broken(_) => (StatusCode::BAD_REQUEST, "invalid"),
-        };
-        Self::new(status, kind, error.to_string())
     }
 }

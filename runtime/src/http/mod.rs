@@ -1,4 +1,4 @@
-//! HTTP: the rendezvous of workers of other systems, and the API for operators and kolo's own workers.
+//! HTTP: the rendezvous of Horovod's workers, and the API for operators.
 //!
 //! | listener | started by | who may come |
 //! |---|---|---|
@@ -17,14 +17,12 @@ mod body;
 mod connection;
 pub mod dto;
 mod error;
-mod meet;
 mod metrics;
 pub mod openapi;
 pub mod rendezvous;
 mod routes;
 mod server;
 pub mod store;
-mod stores;
 #[cfg(test)]
 mod tests;
 
@@ -38,4 +36,3 @@ pub use kolo_core::rendezvous::{RendezvousPlan, RendezvousSlot};
 pub use rendezvous::{DoorServer, Place, RendezvousServer, RendezvousStartError};
 pub use server::{HttpConfig, HttpHandle, HttpLimits, HttpStartError, serve, serve_with};
 pub use store::SharedStore;
-pub use stores::JobStores;

@@ -4,13 +4,13 @@ use actix_web::HttpResponse;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::{Modify, OpenApi};
 
-use super::{meet, metrics, routes};
+use super::{metrics, routes};
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "kolo head",
-        description = "The cluster, its jobs, and the rendezvous of kolo's own workers.",
+        description = "The cluster and its jobs.",
         license(name = "MIT")
     ),
     paths(
@@ -25,16 +25,11 @@ use super::{meet, metrics, routes};
         routes::job,
         routes::stop,
         routes::workers,
-        meet::get,
-        meet::put,
-        meet::delete,
-        meet::batch,
     ),
     tags(
         (name = "health", description = "For probes; open to all"),
         (name = "cluster", description = "Nodes and what they have"),
         (name = "jobs", description = "Groups of workers"),
-        (name = "rendezvous", description = "Keys and values of one job"),
     ),
     security(("certificate" = []), ("bearer" = [])),
     modifiers(&Schemes)

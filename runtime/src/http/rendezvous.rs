@@ -326,7 +326,7 @@ async fn decide(
     }
     if method == Method::GET {
         return Ok(match store.get(scope, key) {
-            Some(entry) => found(entry.value),
+            Some(value) => found(value),
             None => HttpResponse::NotFound().finish(),
         });
     }
@@ -377,13 +377,12 @@ fn split(path: &str) -> Option<(&str, &str)> {
     (!scope.is_empty() && !key.is_empty() && !key.contains('/')).then_some((scope, key))
 }
 
-pub(super) fn status_of(error: &RendezvousError) -> StatusCode {
+fn status_of(error: &RendezvousError) -> StatusCode {
     match error {
         RendezvousError::Value { .. } => StatusCode::PAYLOAD_TOO_LARGE,
         RendezvousError::Full { .. } | RendezvousError::Shared { .. } => {
             StatusCode::INSUFFICIENT_STORAGE
         }
-        RendezvousError::Waiters { .. } => StatusCode::SERVICE_UNAVAILABLE,
         RendezvousError::Over => StatusCode::CONFLICT,
         _ => StatusCode::BAD_REQUEST,
     }

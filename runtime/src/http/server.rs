@@ -23,8 +23,7 @@ use super::api::HeadApi;
 use super::auth::BearerSecret;
 use super::connection::{self, Activity, Connections, Peer, Running};
 use super::error::ApiError;
-use super::stores::JobStores;
-use super::{meet, metrics, openapi, routes};
+use super::{metrics, openapi, routes};
 use crate::limiter::Attempts;
 
 /// Where the API listens and who may use it.
@@ -40,8 +39,6 @@ pub struct HttpConfig {
     pub attempts: Attempts,
     /// The connections, of this and of the plain rendezvous.
     pub connections: Connections,
-    /// The rendezvous of jobs.
-    pub stores: Arc<JobStores>,
 }
 
 /// How long clients may take.
@@ -51,8 +48,6 @@ pub struct HttpLimits {
     pub handshake: Duration,
     /// For the head of a request. Default 5 seconds.
     pub head: Duration,
-    /// For the body of a request, and a second more for each MiB of it. Default 5 seconds.
-    pub body: Duration,
     /// Until the next request on a connection. Default 30 seconds.
     pub idle: Duration,
 }
@@ -62,7 +57,6 @@ impl Default for HttpLimits {
         Self {
             handshake: Duration::from_secs(5),
             head: Duration::from_secs(5),
-            body: Duration::from_secs(5),
             idle: Duration::from_secs(30),
         }
     }
@@ -95,8 +89,6 @@ pub(super) struct Api {
     pub(super) head: Arc<dyn HeadApi>,
     pub(super) bearer: Option<BearerSecret>,
     pub(super) attempts: Attempts,
-    pub(super) stores: Arc<JobStores>,
-    pub(super) limits: HttpLimits,
 }
 
 /// The running API. Dropping it closes the listener without waiting.
@@ -158,8 +150,6 @@ pub fn serve_with(
         head: api,
         bearer: config.bearer,
         attempts: config.attempts,
-        stores: config.stores,
-        limits,
     });
     let connections = config.connections;
     let (close, closing) = watch::channel(false);
@@ -260,20 +250,6 @@ fn configure(config: &mut web::ServiceConfig) {
             "/api/v1/jobs/{job}/workers",
             "GET",
             [web::get().to(routes::workers)],
-        ),
-        resource(
-            "/api/v1/jobs/{job}/rendezvous/batch",
-            "POST",
-            [web::post().to(meet::batch)],
-        ),
-        resource(
-            "/api/v1/jobs/{job}/rendezvous/{scope}/{key}",
-            "GET, PUT, DELETE",
-            [
-                web::get().to(meet::get),
-                web::put().to(meet::put),
-                web::delete().to(meet::delete),
-            ],
         ),
     ] {
         config.service(resource);

@@ -3,5 +3,4 @@
 mod access;
 mod client;
 mod fake;
-mod meet;
 mod slow;

@@ -17,68 +17,39 @@ fn store(scopes: &[(&str, u32)]) -> RendezvousStore {
     store
 }
 
-fn put(store: &mut RendezvousStore, scope: &str, key: &str, value: &'static str) -> Stored {
-    store
-        .put(scope, key, Bytes::from_static(value.as_bytes()))
-        .unwrap()
+fn put(store: &mut RendezvousStore, scope: &str, key: &str, value: &'static str) {
+    let value = Bytes::from_static(value.as_bytes());
+    store.put(scope, key, value).unwrap();
 }
 
 fn value(store: &RendezvousStore, scope: &str, key: &str) -> Option<Bytes> {
-    store.get(scope, key).map(|entry| entry.value.clone())
+    store.get(scope, key).cloned()
 }
 
 #[test]
 fn a_value_is_there_from_put_on_and_a_later_put_replaces_it() {
     let mut store = RendezvousStore::default();
     assert_eq!(value(&store, "s", "k"), None);
-    let first = put(&mut store, "s", "k", "one").version;
-    let second = put(&mut store, "s", "k", "").version;
-    assert!(second > first);
+    put(&mut store, "s", "k", "one");
+    put(&mut store, "s", "k", "");
     assert_eq!(value(&store, "s", "k"), Some(Bytes::new()));
     assert_eq!(store.usage().keys, 1);
     assert_eq!(store.usage().bytes, 2);
 }
 
 #[test]
-fn init_clears_everything_and_versions_go_on() {
+fn init_clears_everything() {
     let mut store = store(&[("global", 2)]);
     put(&mut store, "global", "0", "x");
     store.delete("global", "0");
-    store
-        .wait("global", "1", 0, WaiterId(7))
-        .expect("there is room");
-    let before = store.version();
-    let woken = store.init(BTreeMap::from([
+    store.init(BTreeMap::from([
         ("global".to_owned(), 1),
         ("none".to_owned(), 0),
     ]));
-    assert_eq!(woken, [WaiterId(7)]);
-    assert!(store.version() > before);
     assert_eq!(store.usage(), RendezvousUsage::default());
     assert_eq!(store.delete("global", "1"), Deleted::Completed);
     put(&mut store, "none", "k", "v");
     assert_eq!(store.delete("none", "k"), Deleted::Removed);
-}
-
-#[test]
-fn a_waiter_is_woken_once_by_the_put_of_its_key() {
-    let mut store = RendezvousStore::default();
-    let waiting = store.wait("s", "k", 0, WaiterId(1)).unwrap();
-    assert_eq!(waiting, Waited::Registered);
-    store.wait("s", "k", 0, WaiterId(2)).unwrap();
-    store.wait("s", "other", 0, WaiterId(3)).unwrap();
-    store.forget(WaiterId(2));
-    store.forget(WaiterId(2));
-    let stored = put(&mut store, "s", "k", "v");
-    assert_eq!(stored.woken, [WaiterId(1)]);
-    assert_eq!(put(&mut store, "s", "k", "w").woken, []);
-    let Waited::Ready(entry) = store.wait("s", "k", stored.version, WaiterId(1)).unwrap() else {
-        panic!("a newer value is there");
-    };
-    assert_eq!(entry.value, "w");
-    let again = store.wait("s", "k", entry.version, WaiterId(1)).unwrap();
-    assert_eq!(again, Waited::Registered);
-    assert_eq!(store.usage().waiters, 2);
 }
 
 #[test]
@@ -88,7 +59,6 @@ fn what_is_over_a_limit_is_refused_and_changes_nothing() {
         value_bytes: 8,
         total_bytes: 16,
         keys: 3,
-        waiters: 1,
     };
     let mut store = RendezvousStore::new(limits);
     let refused = |store: &mut RendezvousStore, scope: &str, key: &str, length: usize| {
@@ -114,37 +84,9 @@ fn what_is_over_a_limit_is_refused_and_changes_nothing() {
     store.put("s", "a", Bytes::new()).unwrap();
     store.put("s", "b", Bytes::new()).unwrap();
     store.put("s", "c", Bytes::new()).unwrap();
-    let before = (store.version(), store.usage());
+    let before = store.usage();
     assert!(refused(&mut store, "s", "d", 0).contains("3 keys"));
-    assert_eq!((store.version(), store.usage()), before);
-
-    store.wait("s", "x", 0, WaiterId(1)).unwrap();
-    // The same waiter may wait for something else.
-    store.wait("s", "y", 0, WaiterId(1)).unwrap();
-    assert_eq!(
-        store.wait("s", "y", 0, WaiterId(2)),
-        Err(RendezvousError::Waiters { limit: 1 })
-    );
-}
-
-#[test]
-fn many_keys_are_read_at_one_time_in_the_order_asked() {
-    let mut store = RendezvousStore::default();
-    put(&mut store, "s", "b", "2");
-    put(&mut store, "t", "a", "1");
-    let found = store.get_many([("t", "a"), ("s", "a"), ("s", "b")]);
-    let found: Vec<_> = found
-        .into_iter()
-        .map(|entry| entry.map(|entry| entry.value))
-        .collect();
-    assert_eq!(
-        found,
-        [
-            Some(Bytes::from_static(b"1")),
-            None,
-            Some(Bytes::from_static(b"2"))
-        ]
-    );
+    assert_eq!(store.usage(), before);
 }
 
 fn slot(hostname: &str, local_rank: u32, local_size: u32, cross_size: u32) -> RendezvousSlot {
@@ -321,8 +263,6 @@ impl Model {
 enum Op {
     Put(&'static str, u8, Vec<u8>),
     Delete(&'static str, u8),
-    Wait(&'static str, u8, u64),
-    Forget(u64),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -336,9 +276,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
                 prop::collection::vec(any::<u8>(), 0..4)
             )
                 .prop_map(|(scope, key, value)| Op::Put(scope, key, value)),
-            (scope(), key.clone()).prop_map(|(scope, key)| Op::Delete(scope, key)),
-            (scope(), key, 0_u64..6).prop_map(|(scope, key, id)| Op::Wait(scope, key, id)),
-            (0_u64..6).prop_map(Op::Forget),
+            (scope(), key).prop_map(|(scope, key)| Op::Delete(scope, key)),
         ],
         0..120,
     )
@@ -353,54 +291,31 @@ proptest! {
             expected: sizes.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect(),
             ..Model::default()
         };
-        let mut waiting: BTreeMap<WaiterId, (String, String)> = BTreeMap::new();
-        let mut version = store.version();
         for op in ops {
             match op {
                 Op::Put(scope, key, value) => {
                     let place = (scope.to_owned(), key.to_string());
-                    let stored = store.put(scope, &place.1, value.clone().into()).unwrap();
+                    store.put(scope, &place.1, value.clone().into()).unwrap();
                     // A DELETE repeated after its scope completed must not count for the next round.
                     if let Some(finished) = model.finished.get_mut(scope) {
                         finished.remove(&place.1);
                     }
-                    let due: Vec<WaiterId> =
-                        waiting.iter().filter(|(_, at)| **at == place).map(|(id, _)| *id).collect();
-                    prop_assert_eq!(&stored.woken, &due);
-                    waiting.retain(|_, at| *at != place);
                     model.values.insert(place, value.into());
-                    prop_assert!(stored.version > version);
                 }
                 Op::Delete(scope, key) => {
                     let deleted = store.delete(scope, &key.to_string());
                     prop_assert_eq!(deleted, model.delete(scope, &key.to_string()));
                 }
-                Op::Wait(scope, key, id) => {
-                    let place = (scope.to_owned(), key.to_string());
-                    match store.wait(scope, &place.1, 0, WaiterId(id)).unwrap() {
-                        Waited::Ready(entry) => prop_assert_eq!(Some(&entry.value), model.values.get(&place)),
-                        Waited::Registered => {
-                            prop_assert!(!model.values.contains_key(&place));
-                            waiting.insert(WaiterId(id), place);
-                        }
-                    }
-                }
-                Op::Forget(id) => {
-                    store.forget(WaiterId(id));
-                    waiting.remove(&WaiterId(id));
-                }
             }
-            prop_assert!(store.version() >= version);
-            version = store.version();
             for scope in ["global", "local_a", "cross_0", "adhoc", "other"] {
                 for key in 0..5 {
                     let key = key.to_string();
                     let expected = model.values.get(&(scope.to_owned(), key.clone()));
-                    prop_assert_eq!(store.get(scope, &key).map(|entry| &entry.value), expected);
+                    prop_assert_eq!(store.get(scope, &key), expected);
                 }
             }
             let bytes: usize = model.values.iter().map(|((scope, key), value)| scope.len() + key.len() + value.len()).sum();
-            let expected = RendezvousUsage { keys: model.values.len(), bytes, waiters: waiting.len() };
+            let expected = RendezvousUsage { keys: model.values.len(), bytes };
             prop_assert_eq!(store.usage(), expected);
         }
     }

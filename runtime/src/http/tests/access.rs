@@ -19,7 +19,6 @@ use crate::limiter::{BURST, REFILL};
 
 /// All that needs a credential.
 fn guarded() -> Vec<(&'static str, String)> {
-    let rendezvous = format!("/api/v1/jobs/{JOB}/rendezvous");
     vec![
         ("GET", "/metrics".to_owned()),
         ("GET", "/api/v1/cluster".to_owned()),
@@ -31,10 +30,6 @@ fn guarded() -> Vec<(&'static str, String)> {
         ("GET", "/api/v1/jobs/nonsense".to_owned()),
         ("DELETE", format!("/api/v1/jobs/{JOB}")),
         ("GET", format!("/api/v1/jobs/{JOB}/workers")),
-        ("GET", format!("{rendezvous}/global/0")),
-        ("PUT", format!("{rendezvous}/global/0")),
-        ("DELETE", format!("{rendezvous}/global/0")),
-        ("POST", format!("{rendezvous}/batch")),
     ]
 }
 
@@ -213,12 +208,6 @@ async fn what_is_not_there_is_told_in_json() {
             404,
             "not_found",
         ),
-        (
-            "GET",
-            &format!("/api/v1/jobs/{unknown}/rendezvous/global/0"),
-            404,
-            "not_found",
-        ),
         ("GET", "/api/v1/jobs/7", 400, "invalid"),
         ("GET", "/api/v1/jobs/job-7/workers", 400, "invalid"),
         ("GET", "/api/v1/jobs/%ff", 400, "invalid"),
@@ -231,16 +220,6 @@ async fn what_is_not_there_is_told_in_json() {
         ("POST", "/healthz".to_owned(), "GET, HEAD"),
         ("POST", "/api/v1/jobs".to_owned(), "GET"),
         ("PUT", format!("/api/v1/jobs/{JOB}"), "GET, DELETE"),
-        (
-            "GET",
-            format!("/api/v1/jobs/{JOB}/rendezvous/batch"),
-            "POST",
-        ),
-        (
-            "POST",
-            format!("/api/v1/jobs/{JOB}/rendezvous/global/0"),
-            "GET, PUT, DELETE",
-        ),
     ] {
         let answer = bearer.send(method, &path, b"").await;
         assert_eq!(answer.status, 405, "{method} {path}: {answer:?}");

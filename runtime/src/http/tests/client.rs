@@ -17,9 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::fake::{CLUSTER, FakeHead};
-use crate::http::{
-    BearerSecret, Connections, HttpConfig, HttpHandle, HttpLimits, JobStores, serve_with,
-};
+use crate::http::{BearerSecret, Connections, HttpConfig, HttpHandle, HttpLimits, serve_with};
 use crate::limiter::Attempts;
 
 pub(super) const SECRET: &str = "a-secret-of-the-operator";
@@ -32,7 +30,6 @@ pub(super) struct Site {
     pub(super) head: Arc<FakeHead>,
     pub(super) authority: Authority,
     pub(super) http: HttpHandle,
-    pub(super) stores: Arc<JobStores>,
 }
 
 impl Site {
@@ -41,20 +38,10 @@ impl Site {
     }
 
     pub(super) fn with(limits: HttpLimits) -> Self {
-        Self::with_all(limits, Connections::new(1000, 1000), 1 << 30)
+        Self::with_connections(limits, Connections::new(1000, 1000))
     }
 
     pub(super) fn with_connections(limits: HttpLimits, connections: Connections) -> Self {
-        Self::with_all(limits, connections, 1 << 30)
-    }
-
-    /// Where the rendezvous of all jobs have so many bytes.
-    pub(super) fn with_memory(memory: usize) -> Self {
-        Self::with_all(HttpLimits::default(), Connections::new(1000, 1000), memory)
-    }
-
-    fn with_all(limits: HttpLimits, connections: Connections, memory: usize) -> Self {
-        let stores = JobStores::new(memory);
         let authority = Authority::create(CLUSTER).unwrap();
         let head = FakeHead::new();
         let config = HttpConfig {
@@ -63,14 +50,12 @@ impl Site {
             bearer: Some(BearerSecret::new(SECRET).unwrap()),
             attempts: Attempts::default(),
             connections,
-            stores: Arc::clone(&stores),
         };
         let http = serve_with(head.clone(), config, limits).unwrap();
         Self {
             head,
             authority,
             http,
-            stores,
         }
     }
 

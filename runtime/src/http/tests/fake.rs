@@ -13,6 +13,8 @@ use kolo_transport::wire::{
     PlacedNode, Refusal, RefusalKind, Resources, WorkerInfo, WorkerState,
 };
 
+use tokio::sync::oneshot;
+
 use crate::http::{BoxFuture, HeadApi};
 
 pub(super) const CLUSTER: ClusterId = ClusterId(1);
@@ -28,6 +30,8 @@ pub(super) struct Known {
     /// What every question is answered with, if set.
     pub(super) refusal: Option<Refusal>,
     pub(super) stopped: Vec<JobId>,
+    /// What the next stop of a job waits for, if set.
+    pub(super) held: Option<oneshot::Receiver<()>>,
     /// Nodes that were drained, by what deadline, or undrained.
     pub(super) drained: Vec<(String, Option<Duration>)>,
 }
@@ -96,6 +100,7 @@ impl FakeHead {
                 ],
                 refusal: None,
                 stopped: Vec::new(),
+                held: None,
                 drained: Vec::new(),
             }),
         })
@@ -174,12 +179,19 @@ impl HeadApi for FakeHead {
     }
 
     fn stop(&self, job: JobId) -> BoxFuture<'_, Result<(), Refusal>> {
-        self.answer(|known| {
+        let held = self.change(|known| known.held.take());
+        let stopped = self.answer(move |known| {
             let found = known.jobs.iter_mut().find(|info| info.job == job);
             let found = found.ok_or_else(|| unknown(job))?;
             found.state = JobState::Stopped;
             known.stopped.push(job);
             Ok(())
+        });
+        Box::pin(async move {
+            if let Some(held) = held {
+                let _ = held.await;
+            }
+            stopped.await
         })
     }
 
