@@ -11,7 +11,7 @@ use kolo_transport::wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, MetricSum, NodeDrain, Refusal, RefusalKind,
 };
 
-use super::serve::Shared;
+use super::shared::Shared;
 use crate::http::{BoxFuture, HeadApi};
 
 /// Answers the HTTP API.

@@ -12,6 +12,7 @@ mod link;
 mod members;
 mod rendezvous;
 mod serve;
+mod shared;
 mod state;
 mod submit;
 #[cfg(test)]
@@ -42,7 +43,7 @@ use tokio::task::AbortHandle;
 
 pub use self::config::{HeadConfig, HeadState};
 pub use self::error::HeadError;
-use self::serve::Shared;
+use self::shared::Shared;
 use self::state::Store;
 use self::trust::{Lives, Trust};
 use crate::health::Health;

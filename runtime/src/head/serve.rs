@@ -1,89 +1,30 @@
 //! Connections to the head: every request is checked against the caller's role (S-2).
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use actix::Addr;
+use kolo_actors::head::Coordinator;
 use kolo_actors::head::messages::{Happened, Way};
-use kolo_actors::head::{Beats, Coordinator, ask};
-use kolo_core::agent::MetricSums;
 use kolo_core::fence::Fence;
-use kolo_core::head::messages::{Caller, Input, Question};
+use kolo_core::head::messages::{Caller, Input};
 use kolo_core::head::registry::Session;
 use kolo_transport::frame::{InvalidFrame, Limits};
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{DriverId, JobId, Slot};
 use kolo_transport::wire::head::Beat;
 use kolo_transport::wire::{HeadReply, HeadRequest, Obituary, Refusal, RefusalKind};
-use kolo_transport::{
-    CloseCode, Connection, ConnectionLost, Endpoint, FrameError, Stream, TransportRuntime,
-};
+use kolo_transport::{CloseCode, Connection, ConnectionLost, Endpoint, FrameError, Stream};
 use tokio::sync::mpsc;
 
 use super::link::Link;
+use super::shared::{REPLY_TIMEOUT, Shared};
 use super::submit;
-use super::trust::{Trust, signing};
+use super::trust::signing;
 use crate::surroundings;
-
-/// How long a peer may take to read its answer.
-pub(super) const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Heartbeats go before everything else.
 const HEARTBEAT_PRIORITY: i32 = 100;
-
-/// What all connections share.
-pub(super) struct Shared {
-    pub(super) actor: Addr<Coordinator>,
-    pub(super) beats: Beats,
-    pub(super) trust: Arc<Trust>,
-    pub(super) runtime: TransportRuntime,
-    /// Whether jobs are taken.
-    pub(super) ready: AtomicBool,
-    /// Numbers of connections so far.
-    pub(super) sessions: AtomicU64,
-    pub(super) lease: Duration,
-    /// Its state folder.
-    pub(super) state: Option<PathBuf>,
-    /// How long a peer may take to send its request after it has opened the stream.
-    pub(super) read_timeout: Duration,
-    pub(super) farewell: Mutex<Option<mpsc::Sender<()>>>,
-    /// What the agents of all nodes have measured since the start of the head.
-    pub(super) metrics: Mutex<MetricSums>,
-}
-
-impl Shared {
-    /// Held by whoever has still something to tell a driver.
-    pub(super) fn farewell(&self) -> Option<mpsc::Sender<()>> {
-        self.farewell
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    /// The head's answer, with what its actor does not know.
-    pub(super) async fn ask(&self, caller: Caller, request: HeadRequest) -> HeadReply {
-        let question = Question::Request(caller, Box::new(request));
-        let mut reply = ask(&self.actor, question).await;
-        if let HeadReply::Cluster(cluster) = &mut reply {
-            cluster.revoked = self.trust.revoked();
-            cluster.time_ms = SystemTime::now()
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .map_or(0, |since| since.as_millis() as u64);
-        }
-        reply
-    }
-
-    pub(super) fn metrics(&self) -> MutexGuard<'_, MetricSums> {
-        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// From now on the farewells that are still held are waited for.
-    pub(super) fn no_more_farewells(&self) {
-        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
 
 /// Serves connections until the endpoint is closed.
 pub(super) async fn accept(shared: Arc<Shared>, endpoint: Endpoint) {

@@ -18,7 +18,7 @@ use kolo_transport::{
 };
 use tokio::sync::mpsc;
 
-use super::serve::{REPLY_TIMEOUT, Shared};
+use super::shared::{REPLY_TIMEOUT, Shared};
 
 /// How long a driver may take to read an event.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -6,8 +6,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use kolo_transport::wire::{ClusterInfo, MetricSum};
 
 use super::dto::ErrorBody;
-use super::routes::{Answer, PATIENCE, answered};
-use super::server::Api;
+use super::state::{Answer, Api, PATIENCE, answered};
 
 /// Nodes, jobs, and what the agents of jobs that are started anew at each change have measured, for Prometheus.
 #[utoipa::path(

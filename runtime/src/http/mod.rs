@@ -22,6 +22,7 @@ pub mod openapi;
 pub mod rendezvous;
 mod routes;
 mod server;
+mod state;
 pub mod store;
 #[cfg(test)]
 mod tests;

@@ -1,82 +1,20 @@
 //! The cluster and its jobs.
 
-use std::future::Future;
 use std::time::Duration;
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use kolo_transport::ids::JobId;
-use kolo_transport::wire::{JobInfo, Refusal};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
 use super::dto::{Cluster, Drain, ErrorBody, Health, Job, Node, Worker};
 use super::error::ApiError;
-use super::server::Api;
-
-/// How long the head may take for an answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+use super::state::{Answer, Api, PATIENCE, answered, job_id};
 
 /// How long a job may take to end before the caller is told to look again.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long elastic jobs have to leave a node that is drained, in seconds.
 const DRAIN_DEADLINE: f64 = 60.0;
-
-pub(super) type Answer = Result<HttpResponse, ApiError>;
-
-/// What the head answers, in bounded time.
-pub(super) async fn answered<T>(
-    patience: Duration,
-    answer: impl Future<Output = Result<T, Refusal>>,
-) -> Result<T, ApiError> {
-    match tokio::time::timeout(patience, answer).await {
-        Ok(answer) => answer.map_err(Into::into),
-        Err(_) => Err(ApiError::late(format!(
-            "the head did not answer within {} seconds; ask again",
-            patience.as_secs()
-        ))),
-    }
-}
-
-pub(super) fn job_id(request: &HttpRequest) -> Result<JobId, ApiError> {
-    request
-        .match_info()
-        .query("job")
-        .parse()
-        .map_err(|error: kolo_transport::ids::ParseIdError| ApiError::invalid(error.to_string()))
-}
-
-impl Api {
-    pub(super) fn caller(&self, request: &HttpRequest) -> Result<Caller, ApiError> {
-        let caller = Caller::of(request, self.bearer.as_ref(), &self.attempts)?;
-        match &caller {
-            // Also on a connection that is older than the revocation.
-            Caller::Member(identity) if self.head.is_revoked(identity) => {
-                Err(ApiError::unauthenticated(format!("{identity} was revoked")))
-            }
-            _ => Ok(caller),
-        }
-    }
-
-    pub(super) fn operator(&self, request: &HttpRequest) -> Result<(), ApiError> {
-        self.caller(request)?.operator()
-    }
-
-    /// The node in the path of a request that only an administrator may send.
-    fn administered(&self, request: &HttpRequest) -> Result<String, ApiError> {
-        let caller = self.caller(request)?;
-        caller.administrator(&*self.head)?;
-        let node = request.match_info().query("node").to_owned();
-        tracing::info!(node, ?caller, method = %request.method(), "the API is asked to drain a node, or to end that");
-        Ok(node)
-    }
-
-    async fn find(&self, request: &HttpRequest) -> Result<JobInfo, ApiError> {
-        let job = job_id(request)?;
-        answered(PATIENCE, self.head.job(job)).await
-    }
-}
 
 /// Whether the daemon runs.
 #[utoipa::path(

@@ -23,6 +23,7 @@ use super::api::HeadApi;
 use super::auth::BearerSecret;
 use super::connection::{self, Activity, Connections, Peer, Running};
 use super::error::ApiError;
+use super::state::Api;
 use super::{metrics, openapi, routes};
 use crate::limiter::Attempts;
 
@@ -82,13 +83,6 @@ pub enum HttpStartError {
     /// The credentials can't be used for TLS.
     #[error(transparent)]
     Tls(#[from] TlsError),
-}
-
-/// What every handler needs.
-pub(super) struct Api {
-    pub(super) head: Arc<dyn HeadApi>,
-    pub(super) bearer: Option<BearerSecret>,
-    pub(super) attempts: Attempts,
 }
 
 /// The running API. Dropping it closes the listener without waiting.

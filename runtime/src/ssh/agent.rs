@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::io::{self, BufRead as _, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
@@ -476,13 +475,4 @@ async fn end(order: &StopOrder) -> Result<Option<Answer>, String> {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// The folder is no secret, and its name must not lead elsewhere.
-pub(super) fn is_folder_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 255
-        && !text.starts_with('.')
-        && Path::new(text).components().count() == 1
-        && !text.contains(['/', '\0'])
 }

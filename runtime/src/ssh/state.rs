@@ -11,7 +11,6 @@ use kolo_transport::interfaces::machine;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::agent::is_folder_name;
 use crate::hosts::{HostSlots, Machine, parse_hosts};
 use crate::private_file;
 
@@ -39,6 +38,15 @@ fn make_dir(path: &Path) -> Result<(), String> {
 /// The folder of a node on its host, by cluster and by the name of the host: a home folder may be shared by many hosts.
 #[derive(Debug)]
 pub(super) struct HostDir(PathBuf);
+
+/// The folder is no secret, and its name must not lead elsewhere.
+fn is_folder_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 255
+        && !text.starts_with('.')
+        && Path::new(text).components().count() == 1
+        && !text.contains(['/', '\0'])
+}
 
 /// The lock of a folder: held for as long as a node runs.
 pub(super) enum Locked {
