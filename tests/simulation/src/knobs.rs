@@ -1,7 +1,12 @@
 //! Sizes and times of a run: the seed gives them.
 
-use crate::queue::{MS, SECOND, Time};
 use crate::random::Random;
+
+/// Microseconds since the beginning of a run.
+pub(crate) type Time = u64;
+
+pub(crate) const MS: Time = 1000;
+pub(crate) const SECOND: Time = 1000 * MS;
 
 /// Faults happen before.
 pub(crate) const FAULTS: Time = 20 * SECOND;

@@ -9,29 +9,20 @@
 //! The models leave out calls, output, certificates and interfaces: these are not of the cores.
 #![forbid(unsafe_code)]
 
-mod driver;
-mod faults;
 mod group;
-mod head;
-mod invariants;
 mod knobs;
 mod link;
 mod memory;
-mod mutate;
 mod mutation;
-mod net;
-mod node;
-mod process;
-mod program;
 mod queue;
 mod random;
 mod run;
 mod scale;
 mod trace;
-mod uplink;
 mod worker;
 mod world;
 
 pub use self::mutation::Mutation;
-pub use self::run::{Counts, Options, Outcome, Violation, play};
+pub use self::run::{Counts, Options, Outcome, Violation};
 pub use self::scale::{Cost, Shape, scale};
+pub use self::world::play;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use kolo_core::head::job::Reply;
 use kolo_core::head::messages::RequestId;
+use kolo_core::node::messages::WorkerId;
 use kolo_wire::ids::JobId;
 use kolo_wire::{HeadReply, HeadRequest, JobEvent, JobSpec, NodeRequest, SubmitFrame};
 
-use crate::node::Tag;
-use crate::queue::Time;
+use crate::knobs::Time;
 
 /// A side of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,17 @@ pub(crate) enum Peer {
     /// This node, in this life of its daemon.
     Node(usize, u64),
     Driver(usize),
+}
+
+/// A kind of question to the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tag {
+    Register,
+    Beat,
+    /// Events, in this session of the core.
+    Events(u64),
+    Sign(WorkerId),
+    Drain,
 }
 
 /// A message between the head and a peer.

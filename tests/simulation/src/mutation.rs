@@ -56,23 +56,6 @@ mutations! {
 }
 
 impl Mutation {
-    /// The bug strikes jobs alone whose members come and go.
-    #[must_use]
-    pub fn is_elastic(self) -> bool {
-        matches!(
-            self,
-            Self::DropRevoke
-                | Self::SwallowTaken
-                | Self::StaleTable
-                | Self::CommitEarly
-                | Self::SkipFence
-                | Self::ForgetHold
-                | Self::KeepWorker
-                | Self::EarlyEnd
-                | Self::SamePort
-        )
-    }
-
     /// The mutation with this name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {

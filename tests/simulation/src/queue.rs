@@ -4,20 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kolo_core::node::messages::{AskId, Input as NodeInput};
-use kolo_wire::ids::{Generation, JobId};
-use kolo_wire::{Exit, FromWorker, ToWorker};
+use kolo_wire::ids::{Generation, JobId, NodeId};
+use kolo_wire::{Exit, FromWorker, SubmitFrame, ToWorker};
 
-use crate::driver::Errand;
-use crate::faults::Fault;
-use crate::link::{Mail, Side};
-use crate::node::Tag;
+use crate::knobs::Time;
+use crate::link::{Mail, Side, Tag};
 use crate::worker::Ending;
-
-/// Microseconds since the beginning of a run.
-pub(crate) type Time = u64;
-
-pub(crate) const MS: Time = 1000;
-pub(crate) const SECOND: Time = 1000 * MS;
 
 /// Something happens.
 #[derive(Debug)]
@@ -66,6 +58,56 @@ pub(crate) enum Event {
     Driver(usize, Errand),
     /// Something goes wrong, or right again.
     Fault(Fault),
+}
+
+/// Something that a driver does at a time.
+#[derive(Debug, Clone)]
+pub(crate) enum Errand {
+    /// Connects and submits.
+    Begin,
+    Ping,
+    /// Its program is on these nodes now.
+    Programs(Vec<NodeId>),
+    Says(SubmitFrame),
+    /// Somebody else stops its job.
+    Stopped,
+    /// It is gone, without a word.
+    Vanish,
+    /// It has read the end of its job.
+    Leave,
+}
+
+/// Something goes wrong, or right again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    NodeCrashes(usize),
+    NodeStarts(usize),
+    /// A daemon is asked to end, as by `SIGTERM`.
+    NodeLeaves(usize),
+    /// A daemon that is asked to end has waited long enough.
+    Gone(usize, u64),
+    NodeStops(usize, Time),
+    /// Nothing passes to the head, to the node, or to other hosts.
+    Cut(usize, [bool; 2], bool),
+    HeadCrashes,
+    HeadStarts,
+    HeadStops(Time),
+    /// Some worker dies.
+    Kill,
+    /// All faults are over.
+    Heal,
+    /// A job is looked at, and loses a worker.
+    Serve,
+    /// It is looked at again.
+    Again,
+    /// A job lost a worker a moment ago.
+    Aftermath(u32),
+    /// A node is drained, or is not any more.
+    Drain(usize, bool),
+    /// Drained nodes are looked at, and drivers end their jobs.
+    Finish,
+    /// Nothing is left.
+    Quiet,
 }
 
 /// The events that are to come.

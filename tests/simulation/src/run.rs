@@ -6,7 +6,6 @@ use std::ops::AddAssign;
 use kolo_wire::JobState;
 
 use crate::mutation::Mutation;
-use crate::world::World;
 
 /// What holds for all seeds.
 #[derive(Debug, Clone, Copy)]
@@ -48,12 +47,6 @@ pub struct Counts {
     pub ends: [u64; 3],
     /// Events of the virtual clock.
     pub events: u64,
-    /// Messages between the head and its peers.
-    pub messages: u64,
-    /// Steps of head cores.
-    pub head_steps: u64,
-    /// Steps of node cores.
-    pub node_steps: u64,
 }
 
 impl Counts {
@@ -77,9 +70,6 @@ impl AddAssign for Counts {
             *end += more;
         }
         self.events += other.events;
-        self.messages += other.messages;
-        self.head_steps += other.head_steps;
-        self.node_steps += other.node_steps;
     }
 }
 
@@ -109,10 +99,4 @@ pub struct Outcome {
     pub hash: u64,
     /// The trace, if one was asked for.
     pub lines: Vec<String>,
-}
-
-/// Plays the run of a seed, and keeps its trace if `traced`.
-#[must_use]
-pub fn play(seed: u64, options: Options, traced: bool) -> Outcome {
-    World::new(seed, options, traced).play()
 }

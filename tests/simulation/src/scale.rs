@@ -17,7 +17,7 @@ use kolo_core::head::registry::Session;
 use kolo_core::ranks::MAX_WORLD_SIZE;
 use kolo_wire::head::Beat;
 use kolo_wire::identity::{Identity, Role};
-use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Slot};
+use kolo_wire::ids::{DriverId, Generation, Incarnation, JobId, NodeId, Rank, Slot};
 use kolo_wire::{
     Elastic, Exit, GenerationTable, HeadRequest, JobEvent, Kept, Milli, NodeEvent,
     NodeRegistration, NodeReply, NodeRequest, OnChange, Placement, RankFailure, Resources,
@@ -25,9 +25,8 @@ use kolo_wire::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::driver;
-use crate::head::CLUSTER;
 use crate::memory;
+use crate::world::{CLUSTER, spec};
 
 const JOB: JobId = JobId(1);
 const DRIVER: Session = Session(1);
@@ -40,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const MOST_GROWTH: f64 = 2.0;
 
 /// A cluster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Its nodes.
     pub nodes: u32,
@@ -69,7 +68,7 @@ impl fmt::Display for Shape {
 }
 
 /// What a job has cost the head, from the first node to the end.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
     /// The cluster.
     pub shape: Shape,
@@ -191,15 +190,6 @@ impl Bed {
             heartbeat: HEARTBEAT,
             job: JobConfig::default(),
         };
-        let none = Cost {
-            shape,
-            messages: 0,
-            bytes: 0,
-            tables: 0,
-            cpu: Duration::ZERO,
-            memory: 0,
-            took: Duration::ZERO,
-        };
         Self {
             head: HeadCore::new(base, settings),
             base,
@@ -212,7 +202,10 @@ impl Bed {
             has_ended: false,
             table: None,
             buffer: BytesMut::new(),
-            cost: none,
+            cost: Cost {
+                shape,
+                ..Cost::default()
+            },
         }
     }
 
@@ -266,7 +259,7 @@ impl Bed {
     fn submit(&mut self) {
         self.connect(DRIVER, Role::Driver, DriverId(1).to_string());
         let workers = self.cost.shape.ranks();
-        let mut spec = driver::spec(JOB, Placement::Pack { workers });
+        let mut spec = spec(JOB, Placement::Pack { workers });
         spec.elastic = Some(Box::new(Elastic {
             min: workers / 2,
             max: workers,
@@ -496,7 +489,7 @@ impl Bed {
                     incarnation,
                     generation: Generation(0),
                     failure: RankFailure {
-                        rank: kolo_wire::ids::Rank(0),
+                        rank: Rank(0),
                         node: id,
                         hostname: String::new(),
                         pid: slot.0 + 1,

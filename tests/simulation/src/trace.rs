@@ -1,6 +1,6 @@
 //! The story of a run, for people, and its hash.
 
-use crate::queue::Time;
+use crate::knobs::Time;
 use crate::random::mix;
 
 /// Lines, if somebody wants them.

@@ -374,8 +374,10 @@ impl Worker {
                 }
             }
             // The world knows when the process obeys.
-            ToWorker::Stop { .. } => self.ends(),
-            ToWorker::Peer { .. } | ToWorker::LinkRequested { .. } | ToWorker::Cancel { .. } => {}
+            ToWorker::Stop { .. }
+            | ToWorker::Peer { .. }
+            | ToWorker::LinkRequested { .. }
+            | ToWorker::Cancel { .. } => {}
         }
         acts
     }

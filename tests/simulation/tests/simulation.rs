@@ -8,12 +8,9 @@ use kolo_sim::{Cost, Counts, Mutation, Options, Shape, play, scale};
 const SMALL: Options = Options {
     nodes: 6,
     slots: 2,
-    elastic: ELASTIC,
+    elastic: true,
     mutation: None,
 };
-
-/// Jobs whose members come and go are among the jobs.
-const ELASTIC: bool = true;
 
 const SEEDS: u64 = 200;
 
@@ -50,9 +47,6 @@ fn one_seed_gives_one_trace() {
 fn each_bug_is_found() {
     let mut found = 0;
     for mutation in Mutation::ALL.iter().copied() {
-        if mutation.is_elastic() && !ELASTIC {
-            continue;
-        }
         let options = Options {
             mutation: Some(mutation),
             ..SMALL

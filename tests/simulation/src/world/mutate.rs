@@ -21,12 +21,12 @@ impl World {
                 | Mutation::KeepWorker
                 | Mutation::DropRevoke
         );
-        self.mutation == Some(mutation) && (repeated || self.random.percent(50))
+        self.options.mutation == Some(mutation) && (repeated || self.random.percent(50))
     }
 
     /// What a node tells the head, as it comes there.
     pub(crate) fn mutated_report(&mut self, mut request: Box<HeadRequest>) -> Box<HeadRequest> {
-        if self.mutation.is_none() {
+        if self.options.mutation.is_none() {
             return request;
         }
         if let HeadRequest::Events(events) = request.as_mut() {
@@ -55,7 +55,7 @@ impl World {
         &mut self,
         mut registration: NodeRegistration,
     ) -> NodeRegistration {
-        if self.mutation == Some(Mutation::StaleRegistration) {
+        if self.options.mutation == Some(Mutation::StaleRegistration) {
             registration.jobs.clear();
         }
         registration
@@ -64,7 +64,6 @@ impl World {
     /// A node that has acknowledged an order without doing it.
     pub(crate) fn mutated_order(
         &mut self,
-        _node: usize,
         session: u64,
         id: RequestId,
         request: &NodeRequest,
@@ -134,6 +133,6 @@ impl World {
 
     /// A node that does not look for jobs that it is to end by itself.
     pub(crate) fn mutates_fence(&self, node: usize) -> bool {
-        self.mutation == Some(Mutation::SkipFence) && self.nodes[node].alone_since.is_some()
+        self.options.mutation == Some(Mutation::SkipFence) && self.nodes[node].alone_since.is_some()
     }
 }

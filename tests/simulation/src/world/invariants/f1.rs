@@ -1,7 +1,5 @@
 //! F-1: a lost member ends every wait on it.
 
-use kolo_wire::ids::Generation;
-
 use crate::world::World;
 
 impl World {
@@ -14,13 +12,14 @@ impl World {
         let Some((generation, _)) = lost.model.place() else {
             return;
         };
-        let is_in = |other: Generation| other == generation;
         let waits = self.processes.iter().find(|(_, process)| {
             let model = &process.model;
+            // One that was told to end waits no more, whatever its loop does until then.
             process.alive
+                && !process.is_ending
                 && model.name.job == job
                 && model.is_waiting()
-                && model.place().is_some_and(|(other, _)| is_in(other))
+                && model.place().is_some_and(|(other, _)| other == generation)
         });
         if let Some((other, _)) = waits {
             let text = format!(

@@ -16,25 +16,15 @@ use kolo_wire::{
     Exit, HeadRequest, Milli, NodeReply, ProgramHash, Resources, StartWorkers, ToWorker,
 };
 
-use crate::head::CLUSTER;
-use crate::link::Mail;
+use crate::knobs::{MS, SECOND, Time};
+use crate::link::{Mail, Side, Tag};
 use crate::mutation::Mutation;
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::queue::{Event, Fault};
 use crate::world::World;
+use crate::world::head::CLUSTER;
 
 /// Pauses between attempts to connect, as the daemon makes them.
 pub(crate) const PAUSES: (Time, Time) = (50 * MS, 2 * SECOND);
-
-/// A kind of question to the head.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Tag {
-    Register,
-    Beat,
-    /// Events, in this session of the core.
-    Events(u64),
-    Sign(WorkerId),
-    Drain,
-}
 
 /// Where a daemon that stops is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,7 +183,7 @@ impl World {
         if let Some(session) = daemon.session
             && let Some(link) = self.links.get_mut(&session)
         {
-            link.is_open[crate::link::Side::Peer as usize] = false;
+            link.is_open[Side::Peer as usize] = false;
         }
         for pid in daemon.processes.into_values() {
             let after = self.random.below(SECOND);
@@ -206,7 +196,6 @@ impl World {
         let Some(daemon) = self.nodes[node].daemon.as_mut() else {
             return;
         };
-        self.counts.node_steps += 1;
         for output in daemon.core.step(now, input) {
             self.node_does(node, output);
         }
@@ -229,10 +218,7 @@ impl World {
         }
     }
 
-    pub(crate) fn node_ticks(&mut self, node: usize, life: u64) {
-        if !self.is_alive(node, life) {
-            return;
-        }
+    pub(crate) fn node_ticks(&mut self, node: usize) {
         let (now, awake) = (self.now, self.now.saturating_sub(self.nodes[node].frozen));
         let awake = self.instant(awake);
         let Some(daemon) = self.daemon(node) else {
@@ -245,12 +231,6 @@ impl World {
             self.node_step(node, Input::Tick);
         } else {
             self.node_wakes(node);
-        }
-    }
-
-    pub(crate) fn shell(&mut self, node: usize, life: u64, input: Input) {
-        if self.is_alive(node, life) {
-            self.node_step(node, input);
         }
     }
 
@@ -304,7 +284,7 @@ impl World {
             // The daemon waits for this for a while only.
             self.later(
                 5 * SECOND,
-                Event::Fault(crate::faults::Fault::Gone(node, self.nodes[node].life)),
+                Event::Fault(Fault::Gone(node, self.nodes[node].life)),
             );
             self.node_step(node, Input::Flush { ask: flush });
         } else if daemon.leaving == Leaving::Flushing(ask) {
@@ -422,7 +402,7 @@ impl World {
                     format!("{}: answers {reply:?}", NodeId(node as u64 + 1))
                 });
                 let mail = Mail::Reply(id, Box::new(reply));
-                self.send(session, crate::link::Side::Head, mail);
+                self.send(session, Side::Head, mail);
             }
             Some(None) => self.goes_on_leaving(node, ask),
             None => {
@@ -434,14 +414,16 @@ impl World {
 
     /// A port that is free, and that nobody was given before.
     fn free_port(&mut self, node: usize) -> u16 {
-        let is_new = self.mutation != Some(Mutation::SamePort);
+        let is_new = self.options.mutation != Some(Mutation::SamePort);
         let entry = &mut self.nodes[node];
         entry.ports += u16::from(is_new);
         4321 + entry.ports
     }
 
     pub(crate) fn signal(&mut self, pid: u32, signal: Signal) {
-        if self.mutation == Some(Mutation::LeaveProcesses) || matches!(signal, Signal::Pass(_)) {
+        if self.options.mutation == Some(Mutation::LeaveProcesses)
+            || matches!(signal, Signal::Pass(_))
+        {
             return;
         }
         let Some(process) = self.processes.get_mut(&pid) else {
@@ -453,7 +435,7 @@ impl World {
         if signal != Signal::Kill {
             if process.model.is_program() {
                 process.model.ends();
-                if self.mutation == Some(Mutation::EarlyEnd) {
+                if self.options.mutation == Some(Mutation::EarlyEnd) {
                     self.warden_tells(pid, Exit::Signal(15));
                 }
                 // It may save something first, and end as it likes.
@@ -473,7 +455,7 @@ impl World {
 
     /// Kills what is left below a warden.
     fn close_warden(&mut self, node: usize, stay: Stay) {
-        let leaves = self.mutation == Some(Mutation::LeaveProcesses);
+        let leaves = self.options.mutation == Some(Mutation::LeaveProcesses);
         let Some(daemon) = self.daemon(node) else {
             return;
         };

@@ -11,9 +11,7 @@ impl World {
     /// A driver is told that a group is whole: each member has been there.
     pub(crate) fn check_whole(&mut self, table: &GenerationTable) {
         for member in &table.members {
-            let name = Name::of(table.job, member);
-            let pid = self.names.get(&name);
-            let process = pid.and_then(|pid| self.processes.get(pid));
+            let process = self.process_of(&Name::of(table.job, member));
             let elastic = self.is_elastic(table.job);
             let there = process
                 .is_some_and(|process| !elastic || process.model.newest() >= table.generation);

@@ -3,33 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kolo_wire::identity::Role;
-use kolo_wire::ids::{DriverId, JobId, NodeId, Rank};
+use kolo_wire::ids::{DriverId, JobId, Rank};
 use kolo_wire::{
     Cooldown, Elastic, GroupFilter, HeadRequest, HealthCheck, Installed, JobEvent, JobSpec,
     JobState, Milli, OnChange, Placement, Program, ProgramHash, Refusal, Resources, SubmitFrame,
 };
 
-use crate::knobs::FAULTS;
+use crate::knobs::{FAULTS, MS, SECOND, Time};
 use crate::link::{Mail, Peer, Side};
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::queue::{Errand, Event};
 use crate::world::World;
-
-/// Something that a driver does at a time.
-#[derive(Debug, Clone)]
-pub(crate) enum Errand {
-    /// Connects and submits.
-    Begin,
-    Ping,
-    /// Its program is on these nodes now.
-    Programs(Vec<NodeId>),
-    Says(SubmitFrame),
-    /// Somebody else stops its job.
-    Stopped,
-    /// It is gone, without a word.
-    Vanish,
-    /// It has read the end of its job.
-    Leave,
-}
 
 /// How a driver ends its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use kolo_core::head::messages::{AskId, Caller, Input, Question};
 use kolo_wire::HeadRequest;
 
-use crate::node::Tag;
-use crate::queue::{MS, Time};
+use crate::knobs::{MS, Time};
+use crate::link::Tag;
 use crate::world::World;
 
 /// Members that are still there are ended after it.

@@ -13,11 +13,12 @@ use kolo_wire::identity::Role;
 use kolo_wire::ids::{JobId, NodeId};
 use kolo_wire::{HeadReply, HeadRequest, NodeRegistration, NodeRequest, Refusal, RefusalKind};
 
-use crate::link::{Mail, Peer, Side};
+use crate::knobs::{MS, SECOND, Time};
+use crate::link::{Mail, Peer, Side, Tag};
 use crate::mutation::Mutation;
-use crate::node::{PAUSES, Tag};
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::queue::Event;
 use crate::world::World;
+use crate::world::node::PAUSES;
 
 /// How long a node waits for the answers of the head, as the daemon does.
 const REQUEST: Time = 10 * SECOND;
@@ -25,7 +26,7 @@ const SIGN: Time = 15 * SECOND;
 
 impl World {
     pub(crate) fn node_connects(&mut self, node: usize, life: u64) {
-        if !self.is_alive(node, life) || self.daemon(node).is_some_and(|it| it.session.is_some()) {
+        if self.daemon(node).is_some_and(|it| it.session.is_some()) {
             return;
         }
         let name = self.nodes[node].id.to_string();
@@ -88,10 +89,7 @@ impl World {
     }
 
     /// A question to the head has no answer in time.
-    pub(crate) fn unanswered(&mut self, node: usize, life: u64, tag: Tag, number: u64) {
-        if !self.is_alive(node, life) {
-            return;
-        }
+    pub(crate) fn unanswered(&mut self, node: usize, tag: Tag, number: u64) {
         let Some(daemon) = self.daemon(node) else {
             return;
         };
@@ -188,10 +186,7 @@ impl World {
     }
 
     /// The time of a notice is over: what is left is killed.
-    pub(crate) fn kill_job(&mut self, node: usize, life: u64, job: JobId, ask: AskId) {
-        if !self.is_alive(node, life) {
-            return;
-        }
+    pub(crate) fn kill_job(&mut self, node: usize, job: JobId, ask: AskId) {
         let Some(daemon) = self.daemon(node) else {
             return;
         };
@@ -243,12 +238,6 @@ impl World {
         }
     }
 
-    pub(crate) fn orphans(&mut self, node: usize, life: u64) {
-        if self.is_alive(node, life) {
-            self.look_for_orphans(node);
-        }
-    }
-
     pub(crate) fn beat(&mut self, node: usize, session: u64) {
         let (now, lease) = (
             self.now.saturating_sub(self.nodes[node].frozen),
@@ -289,7 +278,7 @@ impl World {
                 self.later(MS, Event::Arrive(session, Side::Peer, order));
             }
             Mail::Order(id, request) => {
-                if self.mutated_order(node, session, id, &request) {
+                if self.mutated_order(session, id, &request) {
                     return;
                 }
                 let Some(daemon) = self.daemon(node) else {

@@ -1,13 +1,15 @@
 //! Worker processes: they boot, work in operations of all members, and end.
 
+use std::net::SocketAddr;
+
 use kolo_core::node::messages::{Input, Spawning, WorkerEvent, WorkerId};
 use kolo_wire::ids::{Generation, JobId, Rank};
 use kolo_wire::{Exit, FromWorker, Kept, ToWorker};
-use std::net::SocketAddr;
 
 use crate::group::{Group, Meeting};
+use crate::knobs::{AGAIN, MS, SECOND, Time};
 use crate::mutation::Mutation;
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::queue::Event;
 use crate::worker::{Act, Ending, Name, Offer, Worker, names};
 use crate::world::World;
 
@@ -68,7 +70,7 @@ impl World {
         self.hold("seat", started);
         let address = SocketAddr::from(([10, 1, 0, 1], (pid % 60_000) as u16 + 1));
         let steps = self.steps_of(name.job);
-        let takes_stale = self.mutation == Some(Mutation::StaleTable);
+        let takes_stale = self.options.mutation == Some(Mutation::StaleTable);
         let mut model = Worker::new(name, address, steps, takes_stale);
         let is_program = spawning.start.installed.is_some();
         if is_program {
@@ -99,7 +101,7 @@ impl World {
         self.later(spawned, Event::Shell(node, life, input));
         let mut boot = spawned + self.random.between(5, 300) * MS;
         // So long that the members of a generation without it know of its predecessor's end by a revocation alone.
-        if self.now >= crate::knobs::AGAIN {
+        if self.now >= AGAIN {
             boot += 2 * SECOND;
         }
         if self.has_mishap() {
@@ -133,10 +135,11 @@ impl World {
 
     /// A process hears its node.
     pub(crate) fn process_hears(&mut self, pid: u32, message: &ToWorker) {
-        let Some(process) = self.processes.get_mut(&pid).filter(|it| it.alive) else {
+        let Some(process) = self.processes.get_mut(&pid) else {
             return;
         };
         if let ToWorker::Stop { .. } = message {
+            process.is_ending = true;
             if !process.stubborn {
                 let after = self.random.below(200 * MS);
                 self.later(after, Event::Exit(pid, Exit::Code(0)));
@@ -157,11 +160,13 @@ impl World {
         }
         let (node, life, worker) = (process.node, process.life, process.worker);
         let event = WorkerEvent::Said(message);
-        self.shell(node, life, Input::Worker { worker, event });
+        if self.is_alive(node, life) {
+            self.node_step(node, Input::Worker { worker, event });
+        }
     }
 
     pub(crate) fn worked(&mut self, pid: u32, generation: Generation, operation: u64) {
-        if let Some(process) = self.processes.get_mut(&pid).filter(|it| it.alive) {
+        if let Some(process) = self.processes.get_mut(&pid) {
             let acts = process.model.worked(generation, operation);
             self.act(pid, acts);
         }
@@ -174,7 +179,7 @@ impl World {
         operation: u64,
         ending: Ending,
     ) {
-        let Some(process) = self.processes.get(&pid).filter(|it| it.alive) else {
+        let Some(process) = self.processes.get(&pid) else {
             return;
         };
         let job = process.model.name.job;
@@ -196,7 +201,7 @@ impl World {
     }
 
     pub(crate) fn process_waited(&mut self, pid: u32, generation: Generation) {
-        if let Some(process) = self.processes.get_mut(&pid).filter(|it| it.alive) {
+        if let Some(process) = self.processes.get_mut(&pid) {
             let acts = process.model.waited(generation);
             self.act(pid, acts);
         }
@@ -351,10 +356,7 @@ impl World {
                 Act::Wait(generation, limit) => {
                     self.later(limit * MS, Event::Waited(pid, generation));
                 }
-                Act::Epoch(progress) => {
-                    let checked = crate::invariants::e2::check(progress);
-                    self.hold("E-2", checked);
-                }
+                Act::Epoch(progress) => self.check_epoch(progress),
                 Act::Has(saved) => {
                     self.checkpoint(pid, saved);
                     let members = self.groups.get(&(name.job, Generation(saved.generation)));
@@ -386,8 +388,7 @@ impl World {
     /// A process is in a generation from now on.
     fn enters(&mut self, pid: u32, name: Name, table: &kolo_wire::GenerationTable) {
         let (job, generation) = (table.job, table.generation);
-        let checked = crate::invariants::r1::check(table);
-        self.hold("R-1", checked);
+        self.check_ranks(table);
         let entered = self.oracle.fences.entered(name, generation);
         self.hold("G-1", entered);
         let members = || names(table).into_iter().map(Some);
@@ -397,7 +398,7 @@ impl World {
             let text = format!("{job} has two different generations {generation}");
             self.violation("G-3", text);
         }
-        if self.mutation == Some(Mutation::CommitEarly) {
+        if self.options.mutation == Some(Mutation::CommitEarly) {
             // Later than all before.
             let commit = generation.0 * 1000;
             self.say(

@@ -2,46 +2,14 @@
 
 use kolo_wire::Exit;
 
-use crate::driver::Plan;
-use crate::knobs::FAULTS;
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::knobs::{AGAIN, FAULTS, MS, QUIET, SECOND, SERVE, Time};
+use crate::link::Side;
+use crate::queue::{Errand, Event, Fault};
 use crate::world::World;
+use crate::world::driver::Plan;
 
 /// So long after the death of a worker, in a network without faults, nobody waits for it.
 const AFTERMATH: Time = 150 * MS;
-
-/// Something goes wrong, or right again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fault {
-    NodeCrashes(usize),
-    NodeStarts(usize),
-    /// A daemon is asked to end, as by `SIGTERM`.
-    NodeLeaves(usize),
-    /// A daemon that is asked to end has waited long enough.
-    Gone(usize, u64),
-    NodeStops(usize, Time),
-    /// Nothing passes to the head, to the node, or to other hosts.
-    Cut(usize, [bool; 2], bool),
-    HeadCrashes,
-    HeadStarts,
-    HeadStops(Time),
-    /// Some worker dies.
-    Kill,
-    /// All faults are over.
-    Heal,
-    /// A job is looked at, and loses a worker.
-    Serve,
-    /// It is looked at again.
-    Again,
-    /// A job lost a worker a moment ago.
-    Aftermath(u32),
-    /// A node is drained, or is not any more.
-    Drain(usize, bool),
-    /// Drained nodes are looked at, and drivers end their jobs.
-    Finish,
-    /// Nothing is left.
-    Quiet,
-}
 
 impl World {
     /// Faults of the first phase happen now and then, as often as the seed wants.
@@ -94,10 +62,10 @@ impl World {
         }
         for (at, phase) in [
             (FAULTS, Fault::Heal),
-            (crate::knobs::SERVE, Fault::Serve),
-            (crate::knobs::AGAIN, Fault::Again),
-            (crate::knobs::AGAIN + 12 * SECOND, Fault::Finish),
-            (crate::knobs::QUIET, Fault::Quiet),
+            (SERVE, Fault::Serve),
+            (AGAIN, Fault::Again),
+            (AGAIN + 12 * SECOND, Fault::Finish),
+            (QUIET, Fault::Quiet),
         ] {
             self.queue.push(at, Event::Fault(phase));
         }
@@ -261,7 +229,7 @@ impl World {
         entry.frozen += frozen;
         let session = entry.daemon.as_ref().and_then(|daemon| daemon.session);
         if let Some(link) = session.and_then(|session| self.links.get_mut(&session)) {
-            link.heard[crate::link::Side::Peer as usize] += frozen + MS;
+            link.heard[Side::Peer as usize] += frozen + MS;
         }
     }
 
@@ -273,7 +241,7 @@ impl World {
         self.head.paused = self.now + pause;
         self.head.frozen += frozen;
         for link in self.links.values_mut() {
-            link.heard[crate::link::Side::Head as usize] += frozen + MS;
+            link.heard[Side::Head as usize] += frozen + MS;
         }
     }
 
@@ -320,7 +288,7 @@ impl World {
     fn finish(&mut self) {
         for driver in 0..self.drivers.len() {
             if self.drivers[driver].is_there() {
-                let done = crate::driver::Errand::Says(kolo_wire::SubmitFrame::Done);
+                let done = Errand::Says(kolo_wire::SubmitFrame::Done);
                 self.later(0, Event::Driver(driver, done));
             }
         }

@@ -1,7 +1,8 @@
 //! The network between the head and its peers.
 
+use crate::knobs::{MS, SECOND, Time};
 use crate::link::{Mail, Peer, Side};
-use crate::queue::{Event, MS, SECOND, Time};
+use crate::queue::Event;
 use crate::world::World;
 
 impl World {
@@ -42,7 +43,6 @@ impl World {
         if !link.is_open[to.other() as usize] && !is_close {
             return;
         }
-        self.counts.messages += 1;
         let cut = self.is_cut(link.peer, to);
         let at = self.now + self.delay();
         let Some(link) = self.links.get_mut(&session) else {
@@ -143,8 +143,9 @@ impl World {
             (Side::Peer, Peer::Node(node, life)) => self.node_lost_head(node, life, session),
             (Side::Peer, Peer::Driver(driver)) => self.driver_lost_head(driver, session),
         }
-        let is_over = |link: &crate::link::Link| link.is_open == [false; 2];
-        if self.links.get(&session).is_some_and(is_over) {
+        if let Some(link) = self.links.get(&session)
+            && link.is_open == [false; 2]
+        {
             self.links.remove(&session);
         }
     }

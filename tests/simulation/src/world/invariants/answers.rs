@@ -3,9 +3,9 @@
 
 use kolo_wire::{JobEvent, JobState, Refusal};
 
-use crate::driver::{Driver, View};
-use crate::queue::{MS, SECOND};
+use crate::knobs::{MS, SECOND};
 use crate::world::World;
+use crate::world::driver::{Driver, View};
 
 impl Driver {
     /// Nothing comes after the end, and no loss before there is a group.
@@ -56,7 +56,12 @@ impl World {
             return self.violation("answers", text);
         }
         let old = self.now - 40 * SECOND + MS;
-        if let Some((id, since)) = self.head.requests.iter().find(|(_, since)| **since < old) {
+        if let Some((id, (since, _))) = self
+            .head
+            .requests
+            .iter()
+            .find(|(_, (since, _))| *since < old)
+        {
             let text = format!(
                 "request {} to the node of connection {} has no end after {} s",
                 id.number,

@@ -34,7 +34,7 @@ impl World {
         let Some(process) = self.processes.get_mut(&pid) else {
             return;
         };
-        if process.alive && !process.is_ending {
+        if !process.is_ending {
             let saved = self.checkpoints.get(&process.model.name.job).copied();
             let acts = process.model.begin(saved.unwrap_or_default());
             self.act(pid, acts);

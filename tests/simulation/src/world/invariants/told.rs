@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kolo_wire::ids::{Incarnation, JobId, Rank, Slot};
+use kolo_wire::ids::{Incarnation, JobId, Slot};
 use kolo_wire::{HeadRequest, JobEvent, NodeEvent};
 
 use crate::world::World;
@@ -48,10 +48,9 @@ impl Told {
 
 impl World {
     /// The head tells a driver something.
-    pub(crate) fn check_told(&mut self, _job: JobId, event: &JobEvent) {
+    pub(crate) fn check_told(&mut self, event: &JobEvent) {
         if let JobEvent::Healthy { table, .. } | JobEvent::Generation { table, .. } = event {
-            let checked = super::r1::check(table);
-            self.hold("R-1", checked);
+            self.check_ranks(table);
             self.check_order(table);
             self.check_whole(table);
             if matches!(event, JobEvent::Generation { .. }) {
@@ -60,6 +59,7 @@ impl World {
                 let checked = self.driver_of(table.job).map(|it| it.check_size(table));
                 self.hold("liveness", checked.unwrap_or(Ok(())));
             }
+            self.counts.generations += 1;
             let active = self.oracle.generations.active(table);
             self.hold("G-3", active);
         }
@@ -74,7 +74,7 @@ impl World {
             let exits = self.oracle.told.exits.get(&driver.job);
             let unknown = exits.into_iter().flatten().find(|(slot, _)| {
                 let member = table.members.iter().find(|member| member.slot == *slot);
-                member.is_some_and(|member| !driver.lost.contains(&Rank(member.rank.0)))
+                member.is_some_and(|member| !driver.lost.contains(&member.rank))
             });
             if let Some((slot, _)) = unknown {
                 let text = format!(

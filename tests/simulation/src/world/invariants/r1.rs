@@ -5,7 +5,15 @@ use std::collections::BTreeMap;
 use kolo_wire::GenerationTable;
 use kolo_wire::ids::NodeId;
 
-pub(crate) fn check(table: &GenerationTable) -> Result<(), String> {
+use crate::world::World;
+
+impl World {
+    pub(crate) fn check_ranks(&mut self, table: &GenerationTable) {
+        self.hold("R-1", check(table));
+    }
+}
+
+fn check(table: &GenerationTable) -> Result<(), String> {
     let (job, generation) = (table.job, table.generation);
     // In order of the first rank of each.
     let mut hosts: Vec<NodeId> = Vec::new();

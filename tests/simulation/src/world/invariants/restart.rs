@@ -133,12 +133,11 @@ impl World {
         let groups = self.oracle.restarts.0.entry(job).or_default();
         let started = groups.starts(start);
         self.hold("restart", started.map_err(|text| format!("{job}: {text}")));
-        let is_old = |generation: Generation| generation < start.generation;
         let old = self.processes.iter().find(|(_, process)| {
             let place = process.model.place();
             process.alive
                 && process.model.name.job == job
-                && place.is_some_and(|(generation, _)| is_old(generation))
+                && place.is_some_and(|(other, _)| other < generation)
         });
         if let Some((old, _)) = old {
             let text = format!(

@@ -2,8 +2,8 @@
 
 use kolo_wire::ids::JobId;
 
-use crate::node::Leaving;
 use crate::world::World;
+use crate::world::node::Leaving;
 
 impl World {
     /// A node asks a worker to end.

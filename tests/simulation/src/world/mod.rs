@@ -1,24 +1,42 @@
 //! A whole cluster: its parts, and what happens next.
 
+mod driver;
+mod faults;
+mod head;
+mod invariants;
+mod mutate;
+mod net;
+mod node;
+mod process;
+mod program;
+mod uplink;
+
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, JobId};
 
-use crate::driver::Driver;
+use self::driver::Driver;
+pub(crate) use self::driver::spec;
+pub(crate) use self::head::CLUSTER;
+use self::head::Head;
+use self::invariants::Oracle;
+use self::node::Node;
+use self::process::Process;
 use crate::group::Group;
-use crate::head::Head;
-use crate::invariants::Oracle;
-use crate::knobs::Knobs;
+use crate::knobs::{Knobs, MS, QUIET, Time};
 use crate::link::{Link, Peer, Side};
-use crate::mutation::Mutation;
-use crate::node::Node;
-use crate::process::Process;
-use crate::queue::{Event, MS, Queue, Time};
+use crate::queue::{Event, Fault, Queue};
 use crate::random::Random;
 use crate::run::{Counts, Options, Outcome, Violation};
 use crate::trace::Trace;
 use crate::worker::{Name, Saved};
+
+/// Plays the run of a seed, and keeps its trace if `traced`.
+#[must_use]
+pub fn play(seed: u64, options: Options, traced: bool) -> Outcome {
+    World::new(seed, options, traced).play()
+}
 
 /// Everything.
 pub(crate) struct World {
@@ -44,7 +62,6 @@ pub(crate) struct World {
     pub(crate) checkpoints: BTreeMap<JobId, Saved>,
     pub(crate) oracle: Oracle,
     pub(crate) counts: Counts,
-    pub(crate) mutation: Option<Mutation>,
     violation: Option<Violation>,
 }
 
@@ -65,7 +82,7 @@ impl World {
             now: 0,
             queue: Queue::default(),
             trace,
-            head: Head::new(),
+            head: Head::default(),
             nodes,
             drivers: Vec::new(),
             links: BTreeMap::new(),
@@ -78,33 +95,41 @@ impl World {
             checkpoints: BTreeMap::new(),
             oracle: Oracle::default(),
             counts: Counts::default(),
-            mutation: options.mutation,
             violation: None,
         }
     }
 
-    /// Plays a whole run.
-    pub(crate) fn play(mut self) -> Outcome {
+    fn play(mut self) -> Outcome {
         self.head_starts();
         self.plan();
         while self.violation.is_none() {
             let Some((at, event)) = self.queue.pop() else {
                 break;
             };
-            if at > crate::knobs::QUIET {
+            if at > QUIET {
                 break;
             }
             self.now = self.now.max(at);
             self.counts.events += 1;
             self.happens(event);
         }
-        self.counts.generations = self.oracle.generations.count();
         Outcome {
             counts: self.counts,
             violation: self.violation,
             hash: self.trace.hash(),
             lines: self.trace.into_lines(),
         }
+    }
+
+    pub(crate) fn instant(&self, at: Time) -> Instant {
+        self.base + Duration::from_micros(at)
+    }
+
+    /// The first microsecond at which this instant is over.
+    pub(crate) fn time(&self, at: Instant) -> Time {
+        at.saturating_duration_since(self.base)
+            .as_nanos()
+            .div_ceil(1000) as Time
     }
 
     pub(crate) fn later(&mut self, after: Time, event: Event) {
@@ -149,38 +174,58 @@ impl World {
             | Event::Shell(index, ..)
             | Event::Orphans(index, _)
             | Event::Kill(index, ..)
-            | Event::Fault(crate::faults::Fault::NodeLeaves(index)) => node(*index),
+            | Event::Fault(Fault::NodeLeaves(index)) => node(*index),
             Event::Said(pid, _) => self.processes.get(pid).map_or(0, |it| node(it.node)),
             _ => 0,
         };
         (until > self.now + MS).then_some(until)
     }
 
+    /// The head, the daemon or the process that an event is for is gone.
+    fn is_over(&self, event: &Event) -> bool {
+        match event {
+            Event::HeadTick(life) | Event::HeadHears(life, _) | Event::HeadLost(life, ..) => {
+                *life != self.head.life
+            }
+            Event::NodeTick(node, life)
+            | Event::Connect(node, life)
+            | Event::Unanswered(node, life, ..)
+            | Event::Shell(node, life, _)
+            | Event::Orphans(node, life)
+            | Event::Kill(node, life, ..) => !self.is_alive(*node, *life),
+            Event::Tell(pid, _)
+            | Event::Begins(pid)
+            | Event::Worked(pid, ..)
+            | Event::Operation(pid, ..)
+            | Event::Waited(pid, _) => !self.processes.get(pid).is_some_and(|it| it.alive),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn process_of(&self, name: &Name) -> Option<&Process> {
+        self.processes.get(self.names.get(name)?)
+    }
+
     fn happens(&mut self, event: Event) {
+        if self.is_over(&event) {
+            return;
+        }
         if let Some(until) = self.stands_still(&event) {
             return self.queue.push(until, event);
         }
         match event {
             Event::Arrive(session, to, mail) => self.arrive(session, to, mail),
             Event::Idle(session, side) => self.look_for_silence(session, side),
-            Event::HeadTick(life) => self.head_ticks(life),
-            Event::HeadHears(life, input) => {
-                if life == self.head.life {
-                    self.head_step(*input);
-                }
-            }
-            Event::HeadLost(life, session, reason) => {
-                if life == self.head.life {
-                    self.head_lost(session, reason);
-                }
-            }
-            Event::NodeTick(node, life) => self.node_ticks(node, life),
+            Event::HeadTick(_) => self.head_ticks(),
+            Event::HeadHears(_, input) => self.head_step(*input),
+            Event::HeadLost(_, session, reason) => self.head_lost(session, reason),
+            Event::NodeTick(node, _) => self.node_ticks(node),
             Event::Beat(node, session) => self.beat(node, session),
             Event::Connect(node, life) => self.node_connects(node, life),
-            Event::Unanswered(node, life, tag, number) => self.unanswered(node, life, tag, number),
-            Event::Shell(node, life, input) => self.shell(node, life, *input),
-            Event::Orphans(node, life) => self.orphans(node, life),
-            Event::Kill(node, life, job, ask) => self.kill_job(node, life, job, ask),
+            Event::Unanswered(node, _, tag, number) => self.unanswered(node, tag, number),
+            Event::Shell(node, _, input) => self.node_step(node, *input),
+            Event::Orphans(node, _) => self.look_for_orphans(node),
+            Event::Kill(node, _, job, ask) => self.kill_job(node, job, ask),
             Event::Tell(pid, message) => self.process_hears(pid, &message),
             Event::Said(pid, message) => self.process_said(pid, *message),
             Event::Begins(pid) => self.program_begins(pid),

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::ids::JobId;
 use kolo_wire::{GroupFilter, JobState, RefusalKind};
 
-use crate::driver::{Driver, Plan, View};
-use crate::queue::{SECOND, Time};
+use crate::knobs::{FAULTS, SECOND, Time};
 use crate::worker::Name;
 use crate::world::World;
+use crate::world::driver::{Driver, Plan, View};
 
 /// When each job has committed last.
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ impl World {
             }
             // What can't be placed fails.
             View::Ended(JobState::Failed, Some(refusal))
-                if driver.since > crate::knobs::FAULTS + SECOND
+                if driver.since > FAULTS + SECOND
                     && driver.table.is_none()
                     && refusal.kind != RefusalKind::Unplaceable
                     && !refusal.message.contains("no room") =>
@@ -153,16 +153,11 @@ impl World {
     /// All members of a generation live, and are in it.
     fn is_whole(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
         for member in &table.members {
-            let name = Name::of(table.job, member);
-            let pid = self.names.get(&name);
-            let process = pid.and_then(|pid| self.processes.get(pid));
+            let process = self.process_of(&Name::of(table.job, member));
             let place = process
                 .filter(|process| process.alive)
                 .and_then(|process| process.model.place());
-            let is_in = |place: Option<(Generation, _)>| {
-                place.is_some_and(|(generation, _)| generation == table.generation)
-            };
-            if !is_in(place) {
+            if place.is_none_or(|(generation, _)| generation != table.generation) {
                 return Err(format!(
                     "rank {} of generation {} of {} is not there",
                     member.rank, table.generation, table.job

@@ -10,7 +10,6 @@ use kolo_wire::ids::{Generation, JobId};
 pub(crate) struct Generations {
     committed: BTreeMap<JobId, Generation>,
     told: BTreeMap<JobId, Generation>,
-    count: u64,
 }
 
 impl Generations {
@@ -28,7 +27,6 @@ impl Generations {
 
     /// The driver is told of a generation.
     pub(crate) fn active(&mut self, table: &GenerationTable) -> Result<(), String> {
-        self.count += 1;
         match self.told.insert(table.job, table.generation) {
             Some(before) if before >= table.generation => Err(format!(
                 "the driver of {} is told of generation {} after {before}",
@@ -41,9 +39,5 @@ impl Generations {
     /// The generation that the driver was told of last.
     pub(crate) fn last(&self, job: JobId) -> Generation {
         self.told.get(&job).copied().unwrap_or_default()
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.count
     }
 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::ids::{Generation, Incarnation, JobId, Slot};
 use kolo_wire::{GenerationTable, Handover, HeadRequest, NodeEvent, StartWorkers};
 
-use crate::process::Process;
 use crate::worker::{Name, Progress, Saved};
 use crate::world::World;
+use crate::world::process::Process;
 
 /// The commits of all jobs.
 #[derive(Debug, Default)]
@@ -16,8 +16,8 @@ pub(crate) struct Commits {
     has: BTreeMap<(JobId, u64, u64), BTreeSet<Name>>,
     /// The last commit that all members of a generation have had, and its members.
     last: BTreeMap<JobId, (Saved, BTreeSet<Name>)>,
-    /// Processes that the head does not count on any more, as it has lost their node.
-    given_up: BTreeSet<u32>,
+    /// Processes that the head does not count on any more: it has lost their node, or that has said that nothing of the job is left.
+    given_up: BTreeSet<Name>,
     /// The last process of each slot that the head wanted.
     newest: BTreeMap<(JobId, Slot), Incarnation>,
     /// Members whose word of a commit the head has heard.
@@ -76,8 +76,12 @@ impl Commits {
         }
     }
 
-    /// The head hears that a member of a group of this size has a commit.
+    /// The head hears that a member of a group of this size has a commit. The word of a process that it has given up does not count.
     fn hears(&mut self, name: Name, generation: Generation, members: usize) {
+        let is_newest = self.newest.get(&(name.job, name.slot)) == Some(&name.incarnation);
+        if self.given_up.contains(&name) || !is_newest {
+            return;
+        }
         let names = self.heard.entry((name.job, generation)).or_default();
         names.insert(name);
         if names.len() == members {
@@ -91,7 +95,7 @@ impl Commits {
 }
 
 impl World {
-    /// The head hears of commits. Those of generations that are over, and of processes that it has given up, do not count.
+    /// The head hears of commits. Those of generations that are over do not count.
     pub(crate) fn commits_reported(&mut self, request: &HeadRequest) {
         let HeadRequest::Events(events) = request else {
             return;
@@ -112,31 +116,27 @@ impl World {
                 slot,
                 incarnation,
             };
-            let commits = &self.oracle.commits;
-            let pid = self.names.get(&name);
-            let is_given_up = pid.is_none_or(|pid| commits.given_up.contains(pid))
-                || commits.newest.get(&(job, slot)) != Some(&incarnation);
             let is_over = generation < self.oracle.generations.last(job);
             let group = self.groups.get(&(job, generation));
-            if let Some(group) = group.filter(|_| !is_given_up && !is_over) {
+            if let Some(group) = group.filter(|_| !is_over) {
                 let members = group.members.len();
                 self.oracle.commits.hears(name, generation, members);
             }
         }
     }
 
-    /// The head has lost a node.
-    pub(crate) fn give_up(&mut self, node: usize) {
-        let there = self.processes.iter();
-        let there = there.filter(|(_, process)| process.node == node);
-        let pids = there.map(|(pid, _)| *pid);
-        self.oracle.commits.given_up.extend(pids);
+    /// The head counts on no process of a node any more, or on none of a job there.
+    pub(crate) fn give_up(&mut self, node: usize, job: Option<JobId>) {
+        let there = self.processes.values().filter(|it| it.node == node);
+        let names = there.map(|process| process.model.name);
+        let given_up = names.filter(|name| job.is_none_or(|job| name.job == job));
+        self.oracle.commits.given_up.extend(given_up);
     }
 
     /// A process that lives, and that the head may count on.
     pub(crate) fn living(&self, pid: u32) -> Option<&Process> {
         let process = self.processes.get(&pid);
-        process.filter(|it| it.alive && !self.oracle.commits.given_up.contains(&pid))
+        process.filter(|it| it.alive && !self.oracle.commits.given_up.contains(&it.model.name))
     }
 
     /// Some process that lives and counts has the commit, and has not gone on from another one in the new generation.
@@ -167,9 +167,7 @@ impl World {
         let Some(first) = table.members.first() else {
             return;
         };
-        let name = Name::of(table.job, first);
-        let pid = self.names.get(&name);
-        let process = pid.and_then(|pid| self.processes.get(pid));
+        let process = self.process_of(&Name::of(table.job, first));
         // A program reads its checkpoint when it begins.
         if process.is_some_and(|process| process.model.is_program()) {
             return;
@@ -186,5 +184,34 @@ impl World {
             );
             self.violation("E-1", text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_of_a_member_that_was_given_up_is_not_heard() {
+        let (job, generation) = (JobId(1), Generation(1));
+        let [first, last] = [0, 1].map(|slot| Name {
+            job,
+            slot: Slot(slot),
+            incarnation: Incarnation::FIRST,
+        });
+        let is_known = |given_up: &[Name], newest: Incarnation| {
+            let mut commits = Commits::default();
+            commits.newest.insert((job, first.slot), Incarnation::FIRST);
+            commits.newest.insert((job, last.slot), newest);
+            commits.hears(first, generation, 2);
+            commits.given_up.extend(given_up);
+            commits.hears(last, generation, 2);
+            commits.known.contains(&(job, generation))
+        };
+        assert!(is_known(&[], Incarnation::FIRST));
+        // It was given up after its word had come.
+        assert!(is_known(&[first], Incarnation::FIRST));
+        assert!(!is_known(&[last], Incarnation::FIRST));
+        assert!(!is_known(&[], Incarnation(Incarnation::FIRST.0 + 1)));
     }
 }

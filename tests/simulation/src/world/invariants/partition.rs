@@ -6,7 +6,7 @@ use std::time::Duration;
 use kolo_core::fence;
 use kolo_wire::ids::JobId;
 
-use crate::queue::{SECOND, Time};
+use crate::knobs::{SECOND, Time};
 use crate::world::World;
 
 impl World {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_core::fence::{self, Fence};
 use kolo_core::head::HeadCore;
@@ -15,16 +15,16 @@ use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{ClusterId, JobId};
 use kolo_wire::{HeadReply, NodeRequest};
 
-use crate::link::{Link, Mail, Peer, Side};
+use crate::knobs::{MS, Time};
+use crate::link::{Link, Mail, Peer, Side, Tag};
 use crate::mutation::Mutation;
-use crate::node::Tag;
-use crate::queue::{Event, MS, Time};
+use crate::queue::Event;
 use crate::world::World;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(1);
 
 /// One life of the head, or none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Head {
     pub(crate) core: Option<HeadCore>,
     pub(crate) life: u64,
@@ -36,31 +36,13 @@ pub(crate) struct Head {
     /// Questions that have no answer yet.
     pub(crate) asks: BTreeMap<AskId, (u64, Tag, u64)>,
     next_ask: u64,
-    /// Requests to nodes whose end is not known.
-    pub(crate) requests: BTreeMap<RequestId, Time>,
+    /// Requests to nodes whose end is not known, since when, and the job that the node is to end.
+    pub(crate) requests: BTreeMap<RequestId, (Time, Option<JobId>)>,
     /// The node of each connection, also of those that have ended.
     nodes: BTreeMap<u64, usize>,
     /// The connection of each job's driver.
     pub(crate) drivers: BTreeMap<JobId, u64>,
     pub(crate) rendezvous: BTreeMap<JobId, u32>,
-}
-
-impl Head {
-    pub(crate) fn new() -> Self {
-        Self {
-            core: None,
-            life: 0,
-            paused: 0,
-            frozen: 0,
-            tick: None,
-            asks: BTreeMap::new(),
-            next_ask: 0,
-            requests: BTreeMap::new(),
-            nodes: BTreeMap::new(),
-            drivers: BTreeMap::new(),
-            rendezvous: BTreeMap::new(),
-        }
-    }
 }
 
 impl World {
@@ -103,7 +85,7 @@ impl World {
         for link in self.links.values_mut() {
             link.is_open[Side::Head as usize] = false;
         }
-        self.oracle.head_died();
+        self.oracle.told.head_died();
     }
 
     /// Another process connects to the head. The number of the connection, if the head is there.
@@ -144,7 +126,6 @@ impl World {
         let Some(core) = &mut self.head.core else {
             return;
         };
-        self.counts.head_steps += 1;
         for output in core.step(now, input) {
             self.head_does(output);
         }
@@ -167,10 +148,7 @@ impl World {
         }
     }
 
-    pub(crate) fn head_ticks(&mut self, life: u64) {
-        if life != self.head.life {
-            return;
-        }
+    pub(crate) fn head_ticks(&mut self) {
         if self.head.tick.is_some_and(|tick| tick <= self.now) {
             self.head.tick = None;
         }
@@ -186,8 +164,9 @@ impl World {
     fn head_does(&mut self, output: Output) {
         match output {
             Output::Send(id, request, _) => {
-                self.head.requests.insert(id, self.now);
+                let mut ends = None;
                 match request.as_ref() {
+                    NodeRequest::Stop { job, .. } | NodeRequest::Kill { job } => ends = Some(*job),
                     NodeRequest::Membership(table) => self.oracle.order.published(table),
                     NodeRequest::Start(start) => {
                         self.oracle.commits.ordered(start);
@@ -195,6 +174,7 @@ impl World {
                     }
                     _ => {}
                 }
+                self.head.requests.insert(id, (self.now, ends));
                 let mail = Mail::Order(id, request);
                 self.send(id.session.0, Side::Peer, mail);
             }
@@ -208,14 +188,14 @@ impl World {
                 self.counts.losses += u64::from(end == LinkEnd::Lost);
                 // One that has registered again has been lost, too.
                 if let Some(node) = self.head.nodes.get(&session.0).copied() {
-                    self.give_up(node);
+                    self.give_up(node, None);
                 }
                 self.close(session.0, Side::Head, &reason, true);
             }
             Output::Tell(job, event) => {
                 self.trace
                     .note(self.now, || format!("head: tells {job}: {event:?}"));
-                self.check_told(job, &event);
+                self.check_told(&event);
                 if let Some(session) = self.head.drivers.get(&job).copied() {
                     self.send(session, Side::Peer, Mail::News(event));
                 }
@@ -247,7 +227,7 @@ impl World {
                 format!("head:{about}{node} {}", line.text)
             }),
             Output::Alive(_) => {}
-            #[allow(unreachable_patterns, reason = "outputs that are to come")]
+            // Doors of Horovod's jobs are not here.
             other => self.trace.note(self.now, || format!("head: {other:?}")),
         }
     }
@@ -259,14 +239,24 @@ impl World {
                 self.head.next_ask += 1;
                 let ask = AskId(self.head.next_ask);
                 self.head.asks.insert(ask, (session, tag, number));
-                self.oracle.reported(&request);
+                self.oracle.told.reported(&request);
                 let request = self.mutated_report(request);
                 self.commits_reported(&request);
                 let question = Question::Request(Caller::Peer(Session(session)), request);
                 self.head_step(Input::Asked { ask, question });
             }
             Mail::Reply(id, reply) => {
-                if self.head.requests.remove(&id).is_some() {
+                if let Some((_, ends)) = self.head.requests.remove(&id) {
+                    // What the node has said before, and what comes later, is of no use any more.
+                    if let Some(node) = self
+                        .head
+                        .nodes
+                        .get(&session)
+                        .copied()
+                        .filter(|_| ends.is_some())
+                    {
+                        self.give_up(node, ends);
+                    }
                     self.head_step(Input::Replied(id, *reply));
                 }
             }
@@ -319,19 +309,7 @@ impl World {
         });
     }
 
-    /// Whether nobody waits for an answer.
     pub(crate) fn is_registered(reply: &HeadReply) -> bool {
         matches!(reply, HeadReply::Registered { .. })
-    }
-
-    pub(crate) fn instant(&self, at: Time) -> Instant {
-        self.base + Duration::from_micros(at)
-    }
-
-    /// The first microsecond at which this instant is over.
-    pub(crate) fn time(&self, at: Instant) -> Time {
-        at.saturating_duration_since(self.base)
-            .as_nanos()
-            .div_ceil(1000) as Time
     }
 }
