@@ -37,8 +37,6 @@ const LEFT: &[(&str, &str, usize)] = &[
     ("actors/core/src", "interfaces", 6),
     ("actors/src", "head", 3),
     ("actors/src", "node", 11),
-    ("collectives/src", "shm", 2),
-    ("collectives/src", "shm::arena", 5),
     ("runtime/src", "cli", 11),
     ("runtime/src", "cli::run", 8),
     ("sdk/src", "", 10),

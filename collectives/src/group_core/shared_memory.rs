@@ -14,8 +14,8 @@ use crate::error::CollectiveError;
 use crate::handle::Progress;
 use crate::operation::{Operation, OperationKind, Tag};
 use crate::options::Options;
-use crate::shm::arena::{Arena, Buffers, Outcome};
-use crate::shm::buffer::SharedBuffer;
+use crate::shm::arena::{Arena, Outcome};
+use crate::shm::buffer::{Buffers, SharedBuffer};
 use crate::shm::map::MOST_RANKS;
 use crate::shm::setup::Sharing;
 
@@ -86,7 +86,7 @@ impl GroupCore {
     ) -> Quick<'a> {
         let plan = |arena: &Arena, offsets: &[usize]| arena.plan_short(operation, offsets);
         self.quick_with(operation, options, input, plan, |arena, tag, plan| {
-            arena.begin_short(tag, operation, plan, input)
+            arena.begin_planned(tag, operation, plan, input, &mut [])
         })
     }
 
@@ -97,7 +97,7 @@ impl GroupCore {
         options: &Options,
         buffer: &SharedBuffer<T>,
     ) -> Quick<'a> {
-        let halves = |arena: &Arena, _: &[usize]| buffer.halves(&arena.map);
+        let halves = |arena: &Arena, _: &[usize]| buffer.halves(arena.map());
         let input = element::bytes_of(buffer);
         self.quick_with(operation, options, input, halves, |arena, tag, halves| {
             arena.begin_buffers(tag, operation, halves, input)
@@ -211,7 +211,7 @@ impl OpGuard<'_> {
         }
         let forced = self.engine.is_forced();
         let halves = match self.engine.shm.active().filter(|_| !forced) {
-            Some(arena) => buffer.halves(&arena.map),
+            Some(arena) => buffer.halves(arena.map()),
             None => None,
         };
         let Some(halves) = halves else {
@@ -289,7 +289,7 @@ impl OpGuard<'_> {
                     inner
                         .rank_shared
                         .recorder
-                        .shares(arena.map.moved(), members, me);
+                        .shares(arena.map().moved(), members, me);
                 }
                 Ok(())
             }

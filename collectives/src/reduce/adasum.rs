@@ -6,7 +6,7 @@
 use half::f16;
 
 use super::dispatch::{self, Convert, Kernel, Level};
-use super::kernel::{InPlace, Number, Widen};
+use super::kernel::{Number, Zip};
 use super::{DType, ReduceOp, same_length, undefined};
 
 /// Scalar products of two vectors, or of parts of them: those of parts are added up.
@@ -138,7 +138,13 @@ impl<T: Gradient> Kernel for Multiply<'_, T> {
             b[left.len()..whole].fill(zero);
             for (wide, short) in [(&mut a, left), (&mut b, right)] {
                 let into = &mut wide[..short.len()];
-                Widen { into, from: short }.run::<C>();
+                let combine = |_, b| b;
+                Zip {
+                    into,
+                    from: short,
+                    combine,
+                }
+                .run::<C>();
             }
             for (a, b) in a[..whole]
                 .chunks_exact(PARTS)
@@ -167,7 +173,7 @@ impl<T: Gradient> Kernel for Add<'_, T> {
         let (one, other) = self.factors;
         let (into, from) = (self.into, self.from);
         let combine = |a, b| T::single(one * T::double(a) + other * T::double(b));
-        InPlace {
+        Zip {
             into,
             from,
             combine,

@@ -9,7 +9,7 @@ use super::software;
 /// A type as it lies in memory, and what it is computed in.
 pub(super) trait Number: Pod {
     /// What it is computed in.
-    type Wide: Pod;
+    type Wide: Number<Wide = Self::Wide>;
     /// Elements that are converted at once, by [`Number::load`] and [`Number::store`]: some processors have an instruction for that.
     /// With 1 a loop over elements becomes SIMD code as a whole.
     const GROUP: usize = 1;
@@ -92,39 +92,39 @@ impl Number for f16 {
     }
 }
 
-/// How many of so many elements are in whole groups.
-#[inline(always)]
-fn grouped<T: Number>(length: usize) -> usize {
-    if T::GROUP > 1 {
-        length / LANES * LANES
-    } else {
-        0
-    }
-}
-
-/// `into = into op from`.
-pub(super) struct InPlace<'a, T, F> {
-    pub(super) into: &'a mut [T],
-    pub(super) from: &'a [T],
+/// `into = combine(into, from)`, of types that are computed in the same one.
+pub(super) struct Zip<'a, A, B, F> {
+    pub(super) into: &'a mut [A],
+    pub(super) from: &'a [B],
     pub(super) combine: F,
 }
 
-impl<T: Number, F: Fn(T::Wide, T::Wide) -> T::Wide> Kernel for InPlace<'_, T, F> {
+impl<A, B, F> Kernel for Zip<'_, A, B, F>
+where
+    A: Number,
+    B: Number<Wide = A::Wide>,
+    F: Fn(A::Wide, A::Wide) -> A::Wide,
+{
     #[inline(always)]
     fn run<C: Convert>(self) {
         let combine = self.combine;
-        let groups = grouped::<T>(self.into.len());
+        let is_grouped = A::GROUP > 1 || B::GROUP > 1;
+        let groups = if is_grouped {
+            self.into.len() / LANES * LANES
+        } else {
+            0
+        };
         let (into, rest) = self.into.split_at_mut(groups);
         let (from, others) = self.from.split_at(groups);
         for (a, b) in into.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES)) {
-            let (mut left, right) = (T::load::<C>(a), T::load::<C>(b));
+            let (mut left, right) = (A::load::<C>(a), B::load::<C>(b));
             for at in 0..LANES {
                 left[at] = combine(left[at], right[at]);
             }
-            T::store::<C>(a, &left);
+            A::store::<C>(a, &left);
         }
         for (a, b) in rest.iter_mut().zip(others) {
-            *a = T::short(combine(a.wide(), b.wide()));
+            *a = A::short(combine(a.wide(), b.wide()));
         }
     }
 }
@@ -139,7 +139,11 @@ impl<T: Number, F: Fn(T::Wide) -> T::Wide> Kernel for Map<'_, T, F> {
     #[inline(always)]
     fn run<C: Convert>(self) {
         let change = self.change;
-        let groups = grouped::<T>(self.values.len());
+        let groups = if T::GROUP > 1 {
+            self.values.len() / LANES * LANES
+        } else {
+            0
+        };
         let (values, rest) = self.values.split_at_mut(groups);
         for group in values.chunks_exact_mut(LANES) {
             let mut wide = T::load::<C>(group);
@@ -150,50 +154,6 @@ impl<T: Number, F: Fn(T::Wide) -> T::Wide> Kernel for Map<'_, T, F> {
         }
         for value in rest {
             *value = T::short(change(value.wide()));
-        }
-    }
-}
-
-/// To the type that it is computed in.
-pub(super) struct Widen<'a, T: Number> {
-    pub(super) into: &'a mut [T::Wide],
-    pub(super) from: &'a [T],
-}
-
-impl<T: Number> Kernel for Widen<'_, T> {
-    #[inline(always)]
-    fn run<C: Convert>(self) {
-        let groups = grouped::<T>(self.from.len());
-        let (into, rest) = self.into.split_at_mut(groups);
-        let (from, others) = self.from.split_at(groups);
-        for (a, b) in into.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES)) {
-            a.copy_from_slice(&T::load::<C>(b));
-        }
-        for (a, b) in rest.iter_mut().zip(others) {
-            *a = b.wide();
-        }
-    }
-}
-
-/// And back.
-pub(super) struct Narrow<'a, T: Number> {
-    pub(super) into: &'a mut [T],
-    pub(super) from: &'a [T::Wide],
-}
-
-impl<T: Number> Kernel for Narrow<'_, T> {
-    #[inline(always)]
-    fn run<C: Convert>(self) {
-        let groups = grouped::<T>(self.from.len());
-        let (into, rest) = self.into.split_at_mut(groups);
-        let (from, others) = self.from.split_at(groups);
-        for (a, b) in into.chunks_exact_mut(LANES).zip(from.chunks_exact(LANES)) {
-            let mut wide = [b[0]; LANES];
-            wide.copy_from_slice(b);
-            T::store::<C>(a, &wide);
-        }
-        for (a, b) in rest.iter_mut().zip(others) {
-            *a = T::short(*b);
         }
     }
 }

@@ -22,14 +22,11 @@ mod dispatch;
 mod kernel;
 mod software;
 
-#[cfg(test)]
-mod tests;
-
 use half::{bf16, f16};
 
 use crate::element::{self, DType, Element};
 use crate::operation::{Factor, Operation, ReduceOp};
-use kernel::{InPlace, Map, Narrow, Number, Widen};
+use kernel::{Map, Number, Zip};
 
 pub use adasum::{Dots, blend, dots};
 use dispatch::Level;
@@ -70,6 +67,28 @@ impl Finish {
     pub fn is_nothing(&self) -> bool {
         self.divide.is_none() && self.postscale.is_one()
     }
+}
+
+/// Does something with a numeric type: `$integers!(type, of the same width without a sign, the largest of the kind)`,
+/// `$floats!(type, what it is computed in)`, or `$bool`.
+macro_rules! by_type {
+    ($dtype:expr, $integers:ident, $floats:ident, $bool:expr) => {
+        match $dtype {
+            DType::Bool => $bool,
+            DType::U8 => $integers!(u8, u8, u64),
+            DType::I8 => $integers!(i8, u8, i64),
+            DType::U16 => $integers!(u16, u16, u64),
+            DType::I16 => $integers!(i16, u16, i64),
+            DType::U32 => $integers!(u32, u32, u64),
+            DType::I32 => $integers!(i32, u32, i64),
+            DType::U64 => $integers!(u64, u64, u64),
+            DType::I64 => $integers!(i64, u64, i64),
+            DType::F16 => $floats!(f16, f32),
+            DType::Bf16 => $floats!(bf16, f32),
+            DType::F32 => $floats!(f32, f32),
+            DType::F64 => $floats!(f64, f64),
+        }
+    };
 }
 
 fn undefined(op: ReduceOp, dtype: DType) -> ! {
@@ -117,7 +136,7 @@ fn combine_on_side(
     }
     // A wrapped sum or product has the same bits with and without a sign.
     macro_rules! integers {
-        ($unsigned:ty, $ordered:ty) => {
+        ($ordered:ty, $unsigned:ty, $largest:ty) => {
             match op {
                 ReduceOp::Sum | ReduceOp::Average => run!($unsigned, <$unsigned>::wrapping_add),
                 ReduceOp::Product => run!($unsigned, <$unsigned>::wrapping_mul),
@@ -157,19 +176,7 @@ fn combine_on_side(
         }
         (DType::Bool, ReduceOp::BitOr | ReduceOp::Max) => run!(u8, |a, b| u8::from((a | b) != 0)),
         (DType::Bool, ReduceOp::BitXor) => run!(u8, |a, b| u8::from((a != 0) != (b != 0))),
-        (DType::Bool, op) => undefined(op, dtype),
-        (DType::U8, _) => integers!(u8, u8),
-        (DType::I8, _) => integers!(u8, i8),
-        (DType::U16, _) => integers!(u16, u16),
-        (DType::I16, _) => integers!(u16, i16),
-        (DType::U32, _) => integers!(u32, u32),
-        (DType::I32, _) => integers!(u32, i32),
-        (DType::U64, _) => integers!(u64, u64),
-        (DType::I64, _) => integers!(u64, i64),
-        (DType::F16, _) => floats!(f16, f32),
-        (DType::Bf16, _) => floats!(bf16, f32),
-        (DType::F32, _) => floats!(f32, f32),
-        (DType::F64, _) => floats!(f64, f64),
+        _ => by_type!(dtype, integers, floats, undefined(op, dtype)),
     }
 }
 
@@ -180,24 +187,27 @@ fn in_place<T: Number>(
     from: &[u8],
     combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) {
-    let into = bytemuck::cast_slice_mut(into);
-    let from = bytemuck::cast_slice::<u8, T>(from);
     if first {
-        let combine = |a, b| combine(b, a);
-        let kernel = InPlace {
-            into,
-            from,
-            combine,
-        };
-        dispatch::run(level, kernel);
+        zip::<T, T>(level, into, from, |a, b| combine(b, a));
     } else {
-        let kernel = InPlace {
-            into,
-            from,
-            combine,
-        };
-        dispatch::run(level, kernel);
+        zip::<T, T>(level, into, from, combine);
     }
+}
+
+fn zip<A: Number, B: Number<Wide = A::Wide>>(
+    level: Level,
+    into: &mut [u8],
+    from: &[u8],
+    combine: impl Fn(A::Wide, A::Wide) -> A::Wide,
+) {
+    let into = bytemuck::cast_slice_mut::<u8, A>(into);
+    let from = bytemuck::cast_slice::<u8, B>(from);
+    let kernel = Zip {
+        into,
+        from,
+        combine,
+    };
+    dispatch::run(level, kernel);
 }
 
 /// Divides and multiplies, as [`Finish`] says: integers are divided truncating toward zero.
@@ -218,28 +228,14 @@ macro_rules! change {
             }};
         }
         macro_rules! integers {
-            ($one:ty, $big:ty) => {{
+            ($one:ty, $unsigned:ty, $big:ty) => {{
                 #[allow(dead_code)]
                 type $larger = $big;
                 type $type = $one;
                 map::<$one>($values, |$i: $type| $integer);
             }};
         }
-        match $dtype {
-            DType::F16 => floats!(f16, f32),
-            DType::Bf16 => floats!(bf16, f32),
-            DType::F32 => floats!(f32, f32),
-            DType::F64 => floats!(f64, f64),
-            DType::U8 => integers!(u8, u64),
-            DType::U16 => integers!(u16, u64),
-            DType::U32 => integers!(u32, u64),
-            DType::U64 => integers!(u64, u64),
-            DType::I8 => integers!(i8, i64),
-            DType::I16 => integers!(i16, i64),
-            DType::I32 => integers!(i32, i64),
-            DType::I64 => integers!(i64, i64),
-            DType::Bool => {}
-        }
+        by_type!($dtype, integers, floats, {})
     }};
 }
 
@@ -295,8 +291,8 @@ pub fn fill_neutral(dtype: DType, op: ReduceOp, values: &mut [u8]) {
     fn fill<T: bytemuck::Pod>(values: &mut [u8], value: T) {
         bytemuck::cast_slice_mut::<u8, T>(values).fill(value);
     }
-    macro_rules! integer {
-        ($type:ty) => {
+    macro_rules! integers {
+        ($type:ty, $unsigned:ty, $largest:ty) => {
             match op {
                 ReduceOp::Product => fill::<$type>(values, 1),
                 ReduceOp::Min => fill(values, <$type>::MAX),
@@ -306,35 +302,22 @@ pub fn fill_neutral(dtype: DType, op: ReduceOp, values: &mut [u8]) {
             }
         };
     }
-    macro_rules! float {
-        ($type:ty, $infinity:expr, $one:expr, $zero:expr) => {
+    macro_rules! floats {
+        ($type:ty, $wide:ty) => {
             match op {
-                ReduceOp::Product => fill(values, $one),
-                ReduceOp::Min => fill(values, $infinity),
-                ReduceOp::Max => fill(values, -$infinity),
+                ReduceOp::Product => fill(values, <$type>::short(1.0)),
+                ReduceOp::Min => fill(values, <$type>::INFINITY),
+                ReduceOp::Max => fill(values, <$type>::NEG_INFINITY),
                 ReduceOp::Adasum => values.fill(0),
-                _ => fill(values, -$zero),
+                _ => fill(values, <$type>::short(-0.0)),
             }
         };
     }
     if !op.allows(dtype) {
         undefined(op, dtype);
     }
-    match dtype {
-        DType::U8 => integer!(u8),
-        DType::I8 => integer!(i8),
-        DType::U16 => integer!(u16),
-        DType::I16 => integer!(i16),
-        DType::U32 => integer!(u32),
-        DType::I32 => integer!(i32),
-        DType::U64 => integer!(u64),
-        DType::I64 => integer!(i64),
-        DType::F16 => float!(f16, f16::INFINITY, f16::ONE, f16::ZERO),
-        DType::Bf16 => float!(bf16, bf16::INFINITY, bf16::ONE, bf16::ZERO),
-        DType::F32 => float!(f32, f32::INFINITY, 1_f32, 0_f32),
-        DType::F64 => float!(f64, f64::INFINITY, 1_f64, 0_f64),
-        DType::Bool => values.fill(u8::from(matches!(op, ReduceOp::BitAnd | ReduceOp::Min))),
-    }
+    let is_true = matches!(op, ReduceOp::BitAnd | ReduceOp::Min);
+    by_type!(dtype, integers, floats, values.fill(u8::from(is_true)));
 }
 
 /// Copies bytes that came from a peer to elements, or converts them from another float type. Any bytes are good for
@@ -378,48 +361,39 @@ fn convert_at(level: Level, to: DType, into: &mut [u8], from_type: DType, from: 
         let length = BLOCK.min(count - at);
         let part = |size: usize| at * size..(at + length) * size;
         let floats = &mut floats[..length];
-        widen(level, floats, from_type, &from[part(from_type.size())]);
-        narrow(level, to, &mut into[part(to.size())], floats);
-    }
-}
-
-fn widen(level: Level, into: &mut [f32], from_type: DType, from: &[u8]) {
-    match from_type {
-        DType::F16 => {
-            let from = bytemuck::cast_slice::<u8, f16>(from);
-            dispatch::run(level, Widen { into, from });
-        }
-        DType::Bf16 => {
-            let from = bytemuck::cast_slice::<u8, bf16>(from);
-            dispatch::run(level, Widen { into, from });
-        }
-        DType::F32 => into.copy_from_slice(bytemuck::cast_slice(from)),
-        _ => {
-            for (into, from) in into.iter_mut().zip(bytemuck::cast_slice::<u8, f64>(from)) {
+        let from = &from[part(from_type.size())];
+        if from_type == DType::F64 {
+            for (into, from) in floats.iter_mut().zip(bytemuck::cast_slice::<u8, f64>(from)) {
                 *into = *from as f32;
             }
+        } else {
+            let floats = bytemuck::cast_slice_mut(floats);
+            copy_as(level, DType::F32, floats, from_type, from);
         }
-    }
-}
-
-fn narrow(level: Level, to: DType, into: &mut [u8], from: &[f32]) {
-    match to {
-        DType::F16 => {
-            let into = bytemuck::cast_slice_mut::<u8, f16>(into);
-            dispatch::run(level, Narrow { into, from });
-        }
-        DType::Bf16 => {
-            let into = bytemuck::cast_slice_mut::<u8, bf16>(into);
-            dispatch::run(level, Narrow { into, from });
-        }
-        DType::F32 => bytemuck::cast_slice_mut(into).copy_from_slice(from),
-        _ => {
+        let into = &mut into[part(to.size())];
+        if to == DType::F64 {
             for (into, from) in bytemuck::cast_slice_mut::<u8, f64>(into)
                 .iter_mut()
-                .zip(from)
+                .zip(floats)
             {
                 *into = f64::from(*from);
             }
+        } else {
+            copy_as(level, to, into, DType::F32, bytemuck::cast_slice(floats));
         }
     }
 }
+
+/// From `f32` to a type that is computed in it, or back.
+fn copy_as(level: Level, to: DType, into: &mut [u8], from_type: DType, from: &[u8]) {
+    match (to, from_type) {
+        (DType::F16, _) => zip::<f16, f32>(level, into, from, |_, b| b),
+        (DType::Bf16, _) => zip::<bf16, f32>(level, into, from, |_, b| b),
+        (_, DType::F16) => zip::<f32, f16>(level, into, from, |_, b| b),
+        (_, DType::Bf16) => zip::<f32, bf16>(level, into, from, |_, b| b),
+        _ => into.copy_from_slice(from),
+    }
+}
+
+#[cfg(test)]
+mod tests;

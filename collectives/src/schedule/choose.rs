@@ -15,38 +15,23 @@ pub struct Tuning {
     pub segment: Option<u8>,
 }
 
-/// Sizes for which one algorithm is chosen.
+/// Up to so many bytes an algorithm is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
-    /// The smallest, in bytes.
-    pub from: u64,
-    /// The largest.
-    pub to: u64,
-    /// The algorithm.
-    pub algorithm: Algorithm,
+struct Row {
+    to: u64,
+    algorithm: Algorithm,
 }
 
 /// The choices for one world: made when a kind of operation is first asked for, then looked up.
 ///
 /// Bytes are as [`predict`] takes them. Those of [`OperationKind::AllToAllVarcount`] count as 0, because no two ranks
 /// know the same.
-///
-/// ```
-/// use kolo_collectives::operation::{OperationKind, ReduceOp};
-/// use kolo_collectives::schedule::{Choices, Shape, Tuning};
-///
-/// let mut choices = Choices::new(Tuning::default(), Shape::even(16, 2));
-/// let (kind, sum) = (OperationKind::AllReduce, Some(ReduceOp::Sum));
-/// for range in choices.ranges(kind, sum) {
-///     assert_eq!(choices.choose(kind, sum, range.from), range.algorithm);
-/// }
-/// ```
 #[derive(Debug, Clone)]
 pub struct Choices {
     tuning: Tuning,
     shape: Shape,
     /// By kind; Adasum has a place of its own, before them.
-    rows: [Vec<Range>; OperationKind::ALL.len() + 1],
+    rows: [Vec<Row>; OperationKind::ALL.len() + 1],
 }
 
 /// A difference of less is rounding.
@@ -127,28 +112,7 @@ impl Choices {
         power.clamp(3, 40)
     }
 
-    /// Which algorithm is chosen for which sizes, all in all.
-    pub fn ranges(&mut self, kind: OperationKind, op: Option<ReduceOp>) -> Vec<Range> {
-        let all = |algorithm| {
-            vec![Range {
-                from: 0,
-                to: u64::MAX,
-                algorithm,
-            }]
-        };
-        if self.shape.world <= 1 {
-            return all(Algorithm::Local);
-        }
-        let adasum = op == Some(ReduceOp::Adasum);
-        let able = able(kind, adasum);
-        match (self.tuning.force, able) {
-            (Some(forced), _) if able.contains(&forced) => all(forced),
-            (_, [only]) => all(*only),
-            _ => self.rows(kind, adasum).clone(),
-        }
-    }
-
-    fn rows(&mut self, kind: OperationKind, adasum: bool) -> &Vec<Range> {
+    fn rows(&mut self, kind: OperationKind, adasum: bool) -> &[Row] {
         let index = if adasum { 0 } else { usize::from(kind.code()) };
         if self.rows[index].is_empty() {
             self.rows[index] = self.make(kind, adasum);
@@ -184,9 +148,8 @@ impl Choices {
         best.map_or(Algorithm::Ring, |(algorithm, _)| algorithm)
     }
 
-    fn make(&self, kind: OperationKind, adasum: bool) -> Vec<Range> {
-        let mut rows: Vec<Range> = Vec::new();
-        let mut from = 0;
+    fn make(&self, kind: OperationKind, adasum: bool) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
         let mut algorithm = self.best(kind, adasum, 0);
         let mut known = 0;
         // Two sizes for each power of two; where the choice differs between neighbours, the place is searched.
@@ -206,18 +169,16 @@ impl Choices {
                         other = middle;
                     }
                 }
-                rows.push(Range {
-                    from,
+                rows.push(Row {
                     to: same,
                     algorithm,
                 });
-                (from, known) = (other, other);
+                known = other;
                 algorithm = self.best(kind, adasum, other);
             }
             known = size;
         }
-        rows.push(Range {
-            from,
+        rows.push(Row {
             to: u64::MAX,
             algorithm,
         });
@@ -252,28 +213,20 @@ mod tests {
     const SUM: Option<ReduceOp> = Some(ReduceOp::Sum);
 
     #[test]
-    fn ranges_cover_all_sizes_and_say_what_is_chosen() {
+    fn a_world_of_one_has_nothing_to_choose_and_rows_are_few_and_cover_all_sizes() {
         let one = Shape::even(1, 1);
         let chosen = Choices::new(Tuning::default(), one).choose(OperationKind::AllReduce, SUM, 9);
         assert_eq!(chosen, Algorithm::Local);
         for (ranks, hosts) in [(2, 1), (7, 1), (24, 3), (65_536, 8192)] {
             let mut choices = Choices::new(Tuning::default(), Shape::even(ranks, hosts));
             for kind in OperationKind::ALL {
-                let ranges = choices.ranges(kind, None);
-                assert_eq!((ranges[0].from, ranges[ranges.len() - 1].to), (0, u64::MAX));
-                for pair in ranges.windows(2) {
-                    assert_eq!(pair[0].to + 1, pair[1].from);
-                    assert_ne!(pair[0].algorithm, pair[1].algorithm);
-                }
-                assert!(ranges.len() < 10, "{kind}: {ranges:?}");
-                let known = ranges
-                    .iter()
-                    .filter(|_| kind != OperationKind::AllToAllVarcount);
-                for (range, bytes) in
-                    known.flat_map(|range| [(range, range.from), (range, range.to)])
-                {
-                    assert_eq!(choices.choose(kind, None, bytes), range.algorithm);
-                }
+                let rows = choices.rows(kind, false).to_vec();
+                assert!(rows.len() < 10, "{kind}: {rows:?}");
+                assert_eq!(rows[rows.len() - 1].to, u64::MAX);
+                let changes = |pair: &[Row]| {
+                    pair[0].to < pair[1].to && pair[0].algorithm != pair[1].algorithm
+                };
+                assert!(rows.windows(2).all(changes), "{kind}: {rows:?}");
             }
         }
     }

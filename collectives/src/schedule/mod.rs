@@ -66,7 +66,7 @@ mod tests;
 
 pub use crate::operation::{Algorithm, UnknownAlgorithm};
 pub use action::{Action, Span};
-pub use choose::{Choices, Range, Tuning};
+pub use choose::{Choices, Tuning};
 pub use cost::{Class, Model, Prediction, predict};
 pub use counts::{Counts, Equal, Offsets, Rows};
 pub use layout::{Layout, Shape};

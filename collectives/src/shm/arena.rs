@@ -12,9 +12,13 @@
 //! A buffer that holds the input, too, is written in the end, when nothing is waited for any more, or put back: an operation that
 //! fails leaves it as it was (F-2).
 
+mod asked;
 mod combine;
 mod give;
+mod limits;
+mod pieces;
 mod rounds;
+mod seat;
 mod staging;
 mod store;
 mod stream;
@@ -26,26 +30,23 @@ use std::sync::atomic::{Ordering, fence};
 use std::task::{Context, Waker};
 use std::time::Instant;
 
-use super::buffer::{Heap, SharedBuffer};
-use super::caches;
+use super::buffer::{Buffers, Heap, SharedBuffer};
 use super::map::{Map, Place};
 use super::rules;
 use super::ticket::{digest, parity, ticket};
-use super::wait::{Bell, Patience, Porter, ring};
+use super::wait::{Waits, ring};
 use crate::element::Element;
 use crate::error::CollectiveError;
 use crate::operation::{Operation, Tag};
 use crate::scratch::Scratch;
-use give::is_inline;
-use staging::Staging;
+use combine::{combine_buffers, combine_slice};
+use give::{Given, is_inline};
+use pieces::{Pieces, Work};
+use seat::Seat;
 pub(crate) use store::Own;
-use stream::Pieces;
+pub(crate) use way::Plan;
 use way::Way;
 pub use way::way_in_shared_memory;
-pub(crate) use way::{Buffers, Plan};
-
-/// Bytes that are combined, or converted, at once: those of two ranks stay in the first cache.
-const BLOCK: usize = 8 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -97,27 +98,12 @@ pub(crate) enum Outcome {
 /// One rank's part of the memory.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    pub(crate) map: Arc<Map>,
-    me: usize,
-    world: usize,
-    bell: Arc<Bell>,
-    pub(crate) waker: Waker,
-    porter: Porter,
-    heard: u32,
-    patience: Patience,
+    seat: Seat,
+    waits: Waits,
     open: Option<Open>,
     /// The last operation that was entered.
     last: Option<Tag>,
-    /// How many were entered.
-    index: u64,
-    /// The last one in which all ranks were seen: they have left all before.
-    synced: u64,
-    fronts: [Option<Used>; 2],
-    staging: Staging,
-    /// The last operation that [counts pieces](Pieces).
-    counted: Option<Used>,
-    buffers: Option<Used>,
-    recorded: [Option<Operation>; 2],
+    given: Given,
     /// Of the last two different operations.
     digested: [Option<(Operation, u64)>; 2],
     blocks: Scratch,
@@ -125,7 +111,6 @@ pub(crate) struct Arena {
     /// What was in the caller's buffer, if it is kept.
     kept: Scratch,
     keeps: bool,
-    populated: usize,
     told: u64,
     heap: Heap,
 }
@@ -133,57 +118,48 @@ pub(crate) struct Arena {
 impl Arena {
     pub(crate) fn new(map: Arc<Map>, me: u32) -> Self {
         let (me, world) = (me as usize, map.world());
-        let bell = Bell::new(Arc::clone(&map), me);
         Self {
-            me,
-            world,
-            waker: Waker::from(Arc::clone(&bell)),
-            porter: Porter::new(Arc::clone(&bell)),
-            bell,
-            heard: 0,
-            patience: Patience::of(world),
+            waits: Waits::new(Arc::clone(&map), me),
             open: None,
             last: None,
-            index: 0,
-            synced: 0,
-            fronts: [None; 2],
-            staging: Staging::new(world, caches::second(), caches::last()),
-            counted: None,
-            buffers: None,
-            recorded: [None; 2],
+            given: Given::new(world),
             digested: [None; 2],
             blocks: Scratch::default(),
             pieces: Pieces::default(),
             kept: Scratch::default(),
             keeps: false,
-            populated: 0,
             told: 0,
             heap: Heap::new(Arc::clone(&map), me),
-            map,
+            seat: Seat { map, me, world },
         }
     }
 
-    fn others(&self) -> impl Iterator<Item = usize> + Clone + use<> {
-        let me = self.me;
-        (0..self.world).filter(move |rank| *rank != me)
+    pub(crate) fn map(&self) -> &Arc<Map> {
+        &self.seat.map
+    }
+
+    /// What wakes a thread in [`Arena::sleep`].
+    pub(crate) fn waker(&self) -> Waker {
+        self.waits.waker()
     }
 
     /// Whether a peer put a notice on the link to this rank since the last [`Arena::listen_to_links`].
     #[inline]
     pub(crate) fn is_told(&self) -> bool {
-        self.map.told(self.me).load(Ordering::Relaxed) != self.told
+        self.seat.map.told(self.seat.me).load(Ordering::Relaxed) != self.told
     }
 
     /// All links are about to be read.
     pub(crate) fn listen_to_links(&mut self) {
-        self.told = self.map.told(self.me).load(Ordering::SeqCst);
+        self.told = self.seat.map.told(self.seat.me).load(Ordering::SeqCst);
     }
 
     /// There are notices on the links to all others.
     pub(crate) fn tell(&self) {
-        for rank in self.others() {
-            self.map.told(rank).fetch_add(1, Ordering::SeqCst);
-            ring(&self.map, rank);
+        let map = &self.seat.map;
+        for rank in self.seat.others() {
+            map.told(rank).fetch_add(1, Ordering::SeqCst);
+            ring(map, rank);
         }
     }
 
@@ -195,6 +171,29 @@ impl Arena {
     /// Whether this rank is in an operation.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
+    }
+
+    /// Whether an operation is done piece by piece: then it is given the buffer for its result when it begins.
+    pub(crate) fn streams(&self, operation: &Operation) -> bool {
+        let way = Way::of(operation, self.seat.world, self.seat.map.is_crowded());
+        way.piecewise().is_some()
+    }
+
+    /// Whether it is not done here, but over the links when all have agreed.
+    pub(crate) fn only_agrees(
+        &self,
+        operation: &Operation,
+        forced: bool,
+        offsets: &[usize],
+    ) -> bool {
+        way::plan(&self.seat, operation, forced, offsets).0 == Way::Agree
+    }
+
+    /// How an operation is done, if it is done [without any pieces](Arena::streams) or links.
+    #[inline]
+    pub(crate) fn plan_short(&self, operation: &Operation, offsets: &[usize]) -> Option<Plan> {
+        let plan = way::plan(&self.seat, operation, false, offsets);
+        matches!(plan.0, Way::Flat | Way::Slices).then_some(plan)
     }
 
     #[inline]
@@ -223,41 +222,39 @@ impl Arena {
         input: &[u8],
         result: &mut [u8],
     ) -> Result<Outcome, CollectiveError> {
-        let plan = self.plan(operation, forced, offsets);
+        let plan = way::plan(&self.seat, operation, forced, offsets);
+        if let Some(pieces) = plan.0.piecewise() {
+            pieces.check(&self.seat, input.len(), result.len())?;
+            self.keeps = false;
+        }
         self.begin_planned(tag, operation, plan, input, result)
     }
 
-    /// As [`Arena::begin`], if it is done without any [pieces](Arena::streams) or links.
-    #[inline]
-    pub(crate) fn begin_short(
+    /// As [`Arena::begin`] in one buffer, for input and result, of what is done [piece by piece](Arena::streams). `keeps`: if it
+    /// fails, the buffer is to be [as it was](Arena::undo).
+    pub(crate) fn begin_in_place(
         &mut self,
         tag: Tag,
         operation: &Operation,
-        plan: Plan,
-        input: &[u8],
+        forced: bool,
+        data: &mut [u8],
+        keeps: bool,
     ) -> Result<Outcome, CollectiveError> {
-        self.begin_planned(tag, operation, plan, input, &mut [])
-    }
-
-    #[inline]
-    fn begin_planned(
-        &mut self,
-        tag: Tag,
-        operation: &Operation,
-        Plan(way, bytes): Plan,
-        input: &[u8],
-        result: &mut [u8],
-    ) -> Result<Outcome, CollectiveError> {
-        match &way {
-            Way::Stream(stream) => self.check_stream(stream, input, result)?,
-            Way::Rounds(rounds) => {
-                rounds.check(self.me, input.len(), result.len())?;
-                self.keeps = false;
+        let plan = way::plan(&self.seat, operation, forced, &[]);
+        if let Way::Rounds(rounds) = plan.0 {
+            rounds.check_in_place(data.len())?;
+            self.keeps = keeps;
+            if keeps && !self.kept.try_reserve(data.len()) {
+                return Err(CollectiveError::Invalid {
+                    reason: format!(
+                        "{operation} takes {} bytes to keep its input until it has ended, more than this process can get: give \
+                         less at a time, or the process more memory",
+                        data.len()
+                    ),
+                });
             }
-            _ => {}
         }
-        self.enter(tag, operation, way, bytes)?;
-        self.advance(input, result).inspect_err(|_| self.leave())
+        self.begin_planned(tag, operation, plan, &[], data)
     }
 
     /// Begins an all-reduce of buffers in the memory, of which `input` is the half that the caller has. As [`Arena::begin`]; also fails
@@ -269,8 +266,22 @@ impl Arena {
         buffers: Buffers,
         input: &[u8],
     ) -> Result<Outcome, CollectiveError> {
-        self.enter(tag, operation, Way::Buffers(buffers), 0)?;
-        self.advance(input, &mut []).inspect_err(|_| self.leave())
+        let plan = Plan(Way::Buffers(buffers), 0);
+        self.begin_planned(tag, operation, plan, input, &mut [])
+    }
+
+    /// As [`Arena::begin`], of an operation whose [plan](Arena::plan_short) is made.
+    #[inline]
+    pub(crate) fn begin_planned(
+        &mut self,
+        tag: Tag,
+        operation: &Operation,
+        Plan(way, bytes): Plan,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> Result<Outcome, CollectiveError> {
+        self.enter(tag, operation, way, bytes)?;
+        self.advance(input, result).inspect_err(|_| self.leave())
     }
 
     /// Memory for the caller's own data. After an operation of all ranks.
@@ -285,7 +296,7 @@ impl Arena {
     /// Buffers that were dropped after an operation failed are free when nobody can be in it any more. Nobody is in an
     /// earlier one: this rank has waited for that.
     fn reclaim(&self) {
-        if !self.buffers.is_some_and(|used| self.is_read(used)) {
+        if !self.given.are_buffers_used(&self.seat) {
             self.heap.reclaim();
         }
     }
@@ -307,11 +318,11 @@ impl Arena {
         let place = if is_inline(way, bytes) {
             0..0
         } else {
-            self.stage(operation, bytes)?
+            self.given.stage(&self.seat, operation, bytes)?
         };
         let ticket = ticket(tag, self.digest(operation));
         self.last = Some(tag);
-        self.index += 1;
+        self.given.enter();
         self.open = Some(Open {
             tag,
             ticket,
@@ -335,7 +346,7 @@ impl Arena {
             return Ok(Outcome::Ready);
         };
         if open.stage == Stage::Held {
-            if self.is_held(open) {
+            if self.given.is_held(&self.seat, open) {
                 return Ok(Outcome::Pending);
             }
             let open = *open;
@@ -348,7 +359,7 @@ impl Arena {
             if !self.all_have_given(open) {
                 return Ok(Outcome::Pending);
             }
-            self.synced = self.index;
+            self.given.sync();
             match open.way {
                 Way::Agree => self.comes_to(Stage::Elsewhere),
                 Way::Flat => self.comes_to(Stage::Ready),
@@ -389,45 +400,63 @@ impl Arena {
         self.open.as_ref().is_some_and(|open| open.stage == stage)
     }
 
+    fn give(&mut self, open: &Open, input: &[u8]) {
+        let seat = &self.seat;
+        match open.way {
+            Way::Agree => {}
+            Way::Stream(_) | Way::Rounds(_) => {
+                let begun = open.way.piecewise().map(|pieces| pieces.begin(seat));
+                self.pieces = begun.unwrap_or_default();
+            }
+            Way::Buffers(Buffers { input, output }) => {
+                let mut words = [0; 16];
+                words[..8].copy_from_slice(&(input as u64).to_le_bytes());
+                words[8..].copy_from_slice(&(output as u64).to_le_bytes());
+                let place = Place::Inline(parity(open.tag));
+                seat.map.write(seat.me, place, 0, &words);
+            }
+            Way::Flat | Way::Slices => open.write(seat, &mut self.blocks, input),
+        }
+        self.given.give(seat, open);
+    }
+
     /// Combines the slice of this rank, and says so.
     fn combine_own_slice(&mut self, input: &[u8]) -> Result<(), CollectiveError> {
         let Some(open) = self.open else { return Ok(()) };
+        let (seat, blocks) = (&self.seat, &mut self.blocks);
         match open.way {
-            Way::Buffers(own) => self.combine_buffers(&open, own, input)?,
-            _ => self.combine_slice(&open, input),
+            Way::Buffers(own) => combine_buffers(seat, blocks, &open, own, input)?,
+            _ => combine_slice(seat, blocks, &open, input),
         }
         self.comes_to(Stage::Sliced);
-        rules::slice(self.map.second(self.me), open.ticket);
-        self.ring_all();
+        rules::slice(self.seat.map.second(self.seat.me), open.ticket);
+        self.seat.ring_all();
         Ok(())
     }
 
     /// Returns whether nothing is left to do.
     fn go_through_pieces(&mut self, input: &[u8], result: &mut [u8]) -> bool {
-        let Some(open) = self.open else { return true };
-        match &open.way {
-            Way::Stream(stream) => self.stream(&open.operation, stream, input, result),
-            Way::Rounds(rounds) => self.go_rounds(&open.operation, *rounds, input, result),
-            _ => true,
-        }
-    }
-
-    fn ring_all(&self) {
-        for rank in self.others() {
-            ring(&self.map, rank);
-        }
+        let Some(open) = &self.open else { return true };
+        let work = Work {
+            seat: &self.seat,
+            open,
+            blocks: &mut self.blocks,
+            kept: self.keeps.then_some(&mut self.kept),
+        };
+        (open.way.piecewise())
+            .is_none_or(|pieces| pieces.advance(work, &mut self.pieces, input, result))
     }
 
     #[inline]
     fn all_have_given(&self, open: &Open) -> bool {
-        let parity = parity(open.tag);
-        self.others()
-            .all(|rank| rules::has_given(self.map.front(rank, parity), open.ticket))
+        let (parity, map) = (parity(open.tag), &self.seat.map);
+        (self.seat.others()).all(|rank| rules::has_given(map.front(rank, parity), open.ticket))
     }
 
     #[inline]
     fn all_have_sliced(&self, open: &Open) -> bool {
-        let seconds = self.others().map(|rank| self.map.second(rank));
+        let map = &self.seat.map;
+        let seconds = self.seat.others().map(|rank| map.second(rank));
         rules::all_have_sliced(seconds, open.ticket)
     }
 
@@ -448,41 +477,45 @@ impl Arena {
 
     /// Waits a little for what is awaited. Returns whether it came.
     pub(crate) fn linger(&self) -> bool {
-        let patience = &self.patience;
+        let patience = &self.waits.patience;
         let Some(open) = &self.open else { return true };
-        match open.stage {
-            Stage::Given => patience.look(|| self.all_have_given(open)),
-            Stage::Sliced => patience.look(|| self.all_have_sliced(open)),
-            Stage::Streaming => patience.look(|| match &open.way {
-                Way::Stream(stream) => self.can_stream(stream),
-                Way::Rounds(rounds) => self.can_go_round(*rounds),
-                _ => true,
-            }),
-            _ => patience.look(|| !self.is_held(open)),
+        match (open.stage, open.way.piecewise()) {
+            (Stage::Given, _) => patience.look(|| self.all_have_given(open)),
+            (Stage::Sliced, _) => patience.look(|| self.all_have_sliced(open)),
+            (Stage::Streaming, Some(pieces)) => {
+                patience.look(|| pieces.may_advance(&self.seat, self.pieces))
+            }
+            _ => patience.look(|| !self.given.is_held(&self.seat, open)),
         }
     }
 
     /// From here on, news wake who waits: this thread in [`Arena::sleep`], or the task.
     pub(crate) fn listen(&mut self, blocking: bool, cx: &Context<'_>) {
-        if blocking {
-            self.heard = self.bell.listen();
-        } else if let Err(error) = self.porter.listen(cx.waker()) {
-            // The task looks again now and then.
-            tracing::warn!(%error, "no thread to wait for shared memory");
-        }
+        self.waits.listen(blocking, cx.waker());
     }
 
     pub(crate) fn ignore(&self) {
-        self.bell.ignore();
+        self.waits.ignore();
     }
 
     pub(crate) fn sleep(&self, until: Instant) {
-        self.bell.wait(self.heard, until);
+        self.waits.sleep(until);
     }
 
     /// Whether nobody rings when what is waited for comes: it has to be looked for.
     pub(crate) fn must_poll(&self) -> bool {
         self.is_at(Stage::Held)
+    }
+
+    /// Puts back into the buffer of an operation that is given up what was there.
+    pub(crate) fn undo(&self, data: &mut [u8]) {
+        if let Some(open) = &self.open
+            && let Way::Rounds(rounds) = open.way
+            && open.stage == Stage::Streaming
+            && self.keeps
+        {
+            rounds.undo(self.pieces, self.kept.bytes(), data);
+        }
     }
 
     /// Leaves the operation: this rank touches others' data no more. One that has not ended is given up by that.
@@ -496,32 +529,34 @@ impl Arena {
             Stage::Given | Stage::Sliced | Stage::Streaming => {
                 if stage == Stage::Sliced {
                     // Its buffer is the caller's again, and others may still combine what is in it.
-                    rules::take_back(self.map.second(self.me), ticket);
+                    rules::take_back(self.seat.map.second(self.seat.me), ticket);
                     // What the caller writes from here on is not atomic: it comes after that, too.
                     fence(Ordering::SeqCst);
                 }
-                rules::give_up(self.map.front(self.me, parity), ticket);
+                rules::give_up(self.seat.map.front(self.seat.me, parity), ticket);
             }
             // The others may still see the flag, and end well, too.
             Stage::Ready | Stage::Elsewhere => {}
         }
-        rules::leave(self.map.done(self.me, parity), ticket);
+        rules::leave(self.seat.map.done(self.seat.me, parity), ticket);
         // The next operation writes the other line: nobody reads that any more, and this rank gets it back meanwhile.
-        self.map.expect_write(self.me, 1 - parity);
+        self.seat.map.expect_write(self.seat.me, 1 - parity);
     }
 
     /// Gives the memory of long operations back.
     pub(crate) fn release(&mut self) {
-        let is_read = |used| self.is_read(used);
-        if self.open.is_none() && self.populated > 0 && !self.staging.all().any(is_read) {
-            self.map.release(self.me, Place::Area, 0, self.populated);
-            self.populated = 0;
-        }
         if self.open.is_none() {
+            self.given.release(&self.seat);
             self.kept.release();
         }
         self.reclaim();
         self.blocks.release();
+    }
+
+    /// Where so many bytes of this rank will be in its area, if its next operation gives them.
+    #[cfg(test)]
+    pub(super) fn next_place(&self, bytes: usize) -> usize {
+        self.given.next_place(bytes)
     }
 }
 

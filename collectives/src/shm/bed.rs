@@ -239,7 +239,7 @@ impl<T: Element + From<u8>> Case<T> {
         let make = |(rank, input): (usize, &Vec<T>)| {
             let noise = vec![NOISE; size_of_val(&input[..])];
             let place = ranks[rank].next_place(noise.len());
-            ranks[0].map.write(rank, Place::Area, place, &noise);
+            ranks[0].map().write(rank, Place::Area, place, &noise);
             place
         };
         self.inputs.iter().enumerate().map(make).collect()
@@ -254,7 +254,7 @@ impl<T: Element + From<u8>> Case<T> {
         }
         let mut held = vec![0; size * own.len()];
         let at = place + size * own.start;
-        arena.map.read(rank, Place::Area, at, &mut held);
+        arena.map().read(rank, Place::Area, at, &mut held);
         let is_noise = held.iter().all(|byte| *byte == NOISE);
         assert!(
             is_noise,

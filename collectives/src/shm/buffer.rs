@@ -8,13 +8,19 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::arena::Buffers;
 use super::map::{HEAP, Map, Place};
 use super::parts::Parts;
 use crate::element::{DType, Element};
 use crate::error::CollectiveError;
 
 const PAGE: usize = 4096;
+
+/// The two halves of a buffer, as places in the heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Buffers {
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+}
 
 /// Whether a range that a peer named is in its heap.
 pub(crate) fn is_inside(start: usize, length: usize) -> bool {

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kolo_transport::ids::{Generation, JobId, Rank};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::arena::{Arena, Buffers, Outcome, Own, way_in_shared_memory};
+use super::arena::{Arena, Outcome, Own, way_in_shared_memory};
 use super::bed::{Case, FROM, Numbers, ROWS, owner, pair, ranks, sum, tag};
+use super::buffer::Buffers;
 use super::map::{AREA, HEAP, INLINE, Map, Owner, Place, RECORD_WORDS};
 use super::{rules, ticket};
 use crate::element::Element;
@@ -165,10 +166,10 @@ fn buffers_outside_the_memory_are_a_broken_protocol() {
     for wrong in [u64::MAX, u64::MAX - 63, 1, HEAP as u64 + 64] {
         let [mut one, other] = pair();
         let buffer = one.buffer::<u8>(100).unwrap();
-        let halves = buffer.halves(&one.map).unwrap();
+        let halves = buffer.halves(one.map()).unwrap();
         let begun = one.begin_buffers(TAG, &sum(100), halves, &buffer).unwrap();
         assert_eq!(begun, Outcome::Pending);
-        let map = Arc::clone(&other.map);
+        let map = Arc::clone(other.map());
         map.write(1, Place::Inline(0), 0, &[wrong.to_le_bytes(); 2].concat());
         let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
         rules::give(map.front(1, 0), ticket);
@@ -182,7 +183,7 @@ fn buffers_outside_the_memory_are_a_broken_protocol() {
 #[test]
 fn noise_of_a_peer_does_no_harm() {
     let [mut one, other] = pair();
-    let map = Arc::clone(&other.map);
+    let map = Arc::clone(other.map());
     let mut numbers = Numbers(11);
     let mut next = || numbers.next();
     for number in 0..300 {
@@ -364,7 +365,7 @@ fn numbers_of_operations_only_grow() {
 
 /// The places of two buffers, and what is in them.
 fn halves(arena: &Arena, buffer: &super::buffer::SharedBuffer<u8>) -> Buffers {
-    buffer.halves(&arena.map).unwrap()
+    buffer.halves(arena.map()).unwrap()
 }
 
 /// The rank's own words in the memory are for others: it writes where its own buffer is, whatever stands there.
@@ -385,7 +386,7 @@ fn a_peer_can_not_send_a_rank_to_another_buffer_of_its_own() {
         (wrong.input as u64).to_le_bytes(),
         (wrong.input as u64).to_le_bytes(),
     ];
-    other.map.write(0, Place::Inline(0), 0, &words.concat());
+    other.map().write(0, Place::Inline(0), 0, &words.concat());
     let place = halves(&other, &theirs);
     other.begin_buffers(TAG, &sum(100), place, &theirs).unwrap();
     assert_eq!(one.advance(&buffer, &mut []), Ok(Outcome::Ready));
@@ -402,15 +403,15 @@ fn a_failed_operation_of_buffers_is_given_up() {
     let buffer = one.buffer::<u8>(100).unwrap();
     let ticket = ticket::ticket(TAG, ticket::digest(&sum(100)));
     let wrong = [7_u64.to_le_bytes(); 2].concat();
-    other.map.write(1, Place::Inline(0), 0, &wrong);
-    rules::give(other.map.front(1, 0), ticket);
+    other.map().write(1, Place::Inline(0), 0, &wrong);
+    rules::give(other.map().front(1, 0), ticket);
     let place = halves(&one, &buffer);
     let error = one
         .begin_buffers(TAG, &sum(100), place, &buffer)
         .unwrap_err();
     assert!(matches!(error, CollectiveError::Protocol { .. }), "{error}");
     assert!(!one.is_open());
-    assert!(rules::is_gone(other.map.front(0, 0), ticket));
+    assert!(rules::is_gone(other.map().front(0, 0), ticket));
     let begun = other.begin_buffers(tag(1), &sum(100), place, &buffer);
     assert!(begun.is_ok());
 }
@@ -435,8 +436,8 @@ fn what_late_peers_write_is_nobody_elses() {
     assert_ne!(halves(&one, &next), own);
     // What it writes now is in nobody's memory.
     let late = vec![77; 5000];
-    other.map.write(0, Place::Heap(own.output), 0, &late);
-    other.map.write(0, Place::Heap(own.input), 0, &late);
+    other.map().write(0, Place::Heap(own.output), 0, &late);
+    other.map().write(0, Place::Heap(own.input), 0, &late);
     assert!(next.iter().all(|value| *value == 0));
     other.leave();
     let again = one.buffer::<u8>(5000).unwrap();
@@ -473,13 +474,13 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             let ticket = ticket::ticket(tag, ticket::digest(&request));
             let in_slices = reduce.is_some() && count as u64 == SLICED;
             if given > INLINE {
-                other.map.write(1, Place::Area, 0, &noise);
-                other.map.inline(1, parity, 0).store(0, Ordering::SeqCst);
+                other.map().write(1, Place::Area, 0, &noise);
+                other.map().inline(1, parity, 0).store(0, Ordering::SeqCst);
             } else {
-                other.map.write(1, Place::Inline(parity), 0, &noise);
+                other.map().write(1, Place::Inline(parity), 0, &noise);
             }
-            rules::give(other.map.front(1, parity), ticket);
-            rules::give(other.map.second(1), ticket);
+            rules::give(other.map().front(1, parity), ticket);
+            rules::give(other.map().second(1), ticket);
             let input = vec![1; given];
             let begun = one.begin(tag, &request, false, &[], &input, &mut []);
             assert_eq!(begun, Ok(Outcome::Ready), "{request}");
@@ -488,7 +489,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
                 _ => vec![false; count],
             };
             one.store(&[], Own::At(&input), &mut result);
-            rules::leave(other.map.done(1, parity), ticket);
+            rules::leave(other.map().done(1, parity), ticket);
             let bytes = crate::element::bytes_of(&result);
             assert!(bytes.iter().all(|byte| *byte < 2), "{request}");
             // The last byte of slices is the peer's work.

@@ -168,8 +168,8 @@ fn sleep(bell: &AtomicU32, seen: u32, left: Duration) {
     }
 }
 
-/// The bell of one rank, as something that wakes a thread that waits in [`Bell::wait`], or a task that left its waker.
-pub(crate) struct Bell {
+/// The bell of one rank, as something that wakes a thread that [sleeps](Waits::sleep), or a task that left its waker.
+struct Bell {
     map: Arc<Map>,
     rank: usize,
     waiting: Mutex<Option<Waker>>,
@@ -195,29 +195,9 @@ impl Wake for Bell {
 }
 
 impl Bell {
-    pub(crate) fn new(map: Arc<Map>, rank: usize) -> Arc<Self> {
-        Arc::new(Self {
-            map,
-            rank,
-            waiting: Mutex::new(None),
-            stop: AtomicBool::new(false),
-        })
-    }
-
     /// From here on, who has news rings. Returns what to wait on, after a look at what there is.
-    pub(crate) fn listen(&self) -> u32 {
+    fn listen(&self) -> u32 {
         rules::listen(self.map.sleeping(self.rank), self.map.bell(self.rank)) as u32
-    }
-
-    /// Nobody need ring any more.
-    pub(crate) fn ignore(&self) {
-        rules::ignore(self.map.sleeping(self.rank));
-    }
-
-    /// Sleeps until it rings after [`Bell::listen`], until `at`, or a little less.
-    pub(crate) fn wait(&self, seen: u32, at: Instant) {
-        let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
-        sleep(self.map.bell(self.rank), seen, left);
     }
 
     fn set_waiting(&self, waker: Option<&Waker>) {
@@ -234,18 +214,14 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// A thread that waits for the bell in the name of tasks, which can't.
 #[derive(Debug)]
-pub(crate) struct Porter {
+struct Porter {
     bell: Arc<Bell>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Porter {
-    pub(crate) fn new(bell: Arc<Bell>) -> Self {
-        Self { bell, thread: None }
-    }
-
     /// Wakes this task when the bell rings. Call it before the last look at what there is.
-    pub(crate) fn listen(&mut self, waker: &Waker) -> std::io::Result<()> {
+    fn listen(&mut self, waker: &Waker) -> std::io::Result<()> {
         if self.thread.is_none() {
             let bell = Arc::clone(&self.bell);
             let thread = std::thread::Builder::new()
@@ -285,6 +261,62 @@ impl Drop for Porter {
             // It ends by itself; if it is on its way to sleep, the bell has another value than it saw.
             drop(thread);
         }
+    }
+}
+
+/// How a rank waits for others.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    pub(crate) patience: Patience,
+    bell: Arc<Bell>,
+    porter: Porter,
+    heard: u32,
+}
+
+impl Waits {
+    pub(crate) fn new(map: Arc<Map>, me: usize) -> Self {
+        let patience = Patience::of(map.world());
+        let bell = Arc::new(Bell {
+            map,
+            rank: me,
+            waiting: Mutex::new(None),
+            stop: AtomicBool::new(false),
+        });
+        Self {
+            patience,
+            porter: Porter {
+                bell: Arc::clone(&bell),
+                thread: None,
+            },
+            bell,
+            heard: 0,
+        }
+    }
+
+    /// What wakes a thread in [`Waits::sleep`].
+    pub(crate) fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.bell))
+    }
+
+    /// From here on, who has news rings: for this thread, if it is `blocking` and [sleeps](Waits::sleep), or for the task. Look once more.
+    pub(crate) fn listen(&mut self, blocking: bool, task: &Waker) {
+        if blocking {
+            self.heard = self.bell.listen();
+        } else if let Err(error) = self.porter.listen(task) {
+            // The task looks again now and then.
+            tracing::warn!(%error, "no thread to wait for shared memory");
+        }
+    }
+
+    /// Nobody need ring any more.
+    pub(crate) fn ignore(&self) {
+        rules::ignore(self.bell.map.sleeping(self.bell.rank));
+    }
+
+    /// Sleeps until it rings, until `at`, or a little less.
+    pub(crate) fn sleep(&self, at: Instant) {
+        let left = at.saturating_duration_since(Instant::now()).min(LONGEST);
+        sleep(self.bell.map.bell(self.bell.rank), self.heard, left);
     }
 }
 

@@ -35,7 +35,7 @@ impl Engine {
     /// What wakes a thread in [`Engine::sleep_shared`].
     pub(crate) fn shared_waker(&self) -> Waker {
         match &self.shm {
-            Sharing::Active(arena) => arena.waker.clone(),
+            Sharing::Active(arena) => arena.waker(),
             _ => Waker::noop().clone(),
         }
     }

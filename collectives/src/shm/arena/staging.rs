@@ -11,17 +11,14 @@
 use std::ops::Range;
 
 use super::Used;
+use super::limits::{MOVED, TWICE};
 
-/// From so many bytes on it is worth while.
-const LONG: usize = 8 << 10;
 /// Places for what is shorter.
 const SHORT_PLACES: usize = 4;
 /// Bytes of all of them.
-const SHORT: usize = SHORT_PLACES * LONG;
+const SHORT: usize = SHORT_PLACES * MOVED;
 /// Long data are behind that.
 pub(super) const BEFORE: usize = SHORT;
-/// Of longer data than this there is one place, and not two: with two they would not be in a cache any more.
-const DOUBLE: usize = 2 << 20;
 /// Bounds of the way around.
 const LEAST_LAP: usize = 256 << 10;
 const MOST_LAP: usize = 4 << 20;
@@ -55,11 +52,11 @@ impl Staging {
 
     /// The place for so many bytes.
     pub(super) fn take(&mut self, bytes: usize) -> Range<usize> {
-        let (base, next, lap) = if bytes < LONG {
+        let (base, next, lap) = if bytes < MOVED {
             (0, &mut self.short, SHORT)
         } else {
             let lap = match bytes {
-                bytes if bytes <= DOUBLE => self.lap.max(2 * bytes.next_multiple_of(ALIGN)),
+                bytes if bytes <= TWICE => self.lap.max(2 * bytes.next_multiple_of(ALIGN)),
                 bytes => bytes,
             };
             (SHORT, &mut self.long, lap)
@@ -146,7 +143,7 @@ mod tests {
         };
         // Short ones stay in few lines, of longer ones there are two places at least, and one of those that are in no cache anyway.
         for (bytes, places) in [
-            (LONG - 1, SHORT_PLACES),
+            (MOVED - 1, SHORT_PLACES),
             (64 << 10, 32),
             (2 * MIB, 2),
             (2 * MIB + 1, 1),

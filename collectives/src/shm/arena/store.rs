@@ -1,13 +1,13 @@
 //! From what all ranks gave to the caller's memory.
 
 use std::ops::Range;
-use std::sync::OnceLock;
 
-use super::super::caches;
 use super::super::map::{INLINE, Place};
-use super::combine::{Over, To, Within};
-use super::way::{Way, is_given_as_it_is, rows};
-use super::{Arena, BLOCK, Open, Stage};
+use super::asked::{is_given_as_it_is, length, rows};
+use super::combine::{Over, Target, To, Within, combine_flat};
+use super::limits::{BLOCK, past_caches};
+use super::way::{Way, withheld};
+use super::{Arena, Open, Stage};
 use crate::copy;
 use crate::element::{self, Element};
 use crate::operation::OperationKind;
@@ -17,7 +17,7 @@ use crate::schedule::Counts;
 /// Where a rank's own data are when the result is stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Own<'a> {
-    /// Where it gave them. Not for operations that [withhold](Arena::withheld) some of them. (Lengths, which are gathered before
+    /// Where it gave them. Not for operations that [withhold](withheld) some of them. (Lengths, which are gathered before
     /// operations on different lengths, are too short for that.)
     Given,
     /// There.
@@ -42,7 +42,7 @@ impl Arena {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
-        if matches!(open.way, Way::Stream(_) | Way::Rounds(_)) {
+        if open.way.piecewise().is_some() {
             // Every piece is where it belongs.
             self.leave();
             return;
@@ -51,7 +51,8 @@ impl Arena {
         let size = operation.element_size();
         let count = operation.count as usize;
         let root = operation.root.unwrap_or(0) as usize;
-        let is_root = self.me == root;
+        let (me, world) = (self.seat.me, self.seat.world);
+        let is_root = me == root;
         match operation.kind {
             OperationKind::Reduce | OperationKind::Gather | OperationKind::GatherVarcount
                 if !is_root => {}
@@ -59,39 +60,39 @@ impl Arena {
                 Way::Flat => self.store_combined(&open, 0..count, own, result),
                 Way::Slices => {
                     let length = count * size;
-                    for rank in 0..self.world {
-                        let slice = self.slice(rank, length);
+                    for rank in 0..world {
+                        let slice = self.seat.slice(rank, length);
                         let place = &mut result[slice.start / size..slice.end / size];
-                        let (from, start) = self.place(&open, rank, length);
-                        self.copy(&open, rank, from, start + slice.start, place, length);
+                        let (from, start) = open.place(&self.seat, rank, length);
+                        self.copy(&open, rank, from, start + slice.start, place);
                     }
                 }
-                Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
+                _ => {}
             },
             OperationKind::ReduceScatter => {
-                let span = rows(operation, self.world).span(self.me as u32);
+                let span = rows(operation, world).span(me as u32);
                 self.store_combined(&open, span.start..span.end(), own, result);
             }
             OperationKind::Broadcast => self.part(&open, root, count, 0, &[], result),
             OperationKind::AllGather | OperationKind::AllGatherCounts | OperationKind::Gather => {
-                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
+                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(world) {
                     self.part(&open, rank, count, 0, input, place);
                 }
             }
             OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
-                for rank in 0..self.world {
+                for rank in 0..world {
                     let (start, end) = (offsets[rank], offsets[rank + 1]);
                     self.part(&open, rank, end - start, 0, input, &mut result[start..end]);
                 }
             }
             OperationKind::Scatter => {
-                let at = self.me * count;
+                let at = me * count;
                 let place = &mut result[..count];
-                self.part(&open, root, count * self.world, at, input, place);
+                self.part(&open, root, count * world, at, input, place);
             }
             OperationKind::AllToAll => {
-                let (given, at) = (count * self.world, self.me * count);
-                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(self.world) {
+                let (given, at) = (count * world, me * count);
+                for (rank, place) in result.chunks_mut(count.max(1)).enumerate().take(world) {
                     self.part(&open, rank, given, at, input, place);
                 }
             }
@@ -105,27 +106,26 @@ impl Arena {
         let Some(open) = self.open.filter(|open| open.stage == Stage::Ready) else {
             return;
         };
-        let length = Self::length(&open.operation);
+        let length = length(&open.operation);
         match open.way {
             Way::Flat => {
                 if is_given_as_it_is(&open.operation) {
-                    self.combine_flat(&open, 0..length, &mut Over(result));
+                    self.combine(&open, 0..length, Over(result));
                 } else {
                     let put = |at: usize, block: &[u8]| {
                         copy::slice(block, &mut result[at..at + block.len()]);
                     };
-                    self.combine_flat(&open, 0..length, &mut To { own: None, put });
+                    self.combine(&open, 0..length, To { own: None, put });
                 }
             }
             Way::Slices => {
-                for rank in 0..self.world {
-                    let slice = self.slice(rank, length);
-                    let (place, start) = self.place(&open, rank, length);
-                    self.map
-                        .read(rank, place, start + slice.start, &mut result[slice]);
+                for rank in 0..self.seat.world {
+                    let slice = self.seat.slice(rank, length);
+                    let (place, start) = open.place(&self.seat, rank, length);
+                    (self.seat.map).read(rank, place, start + slice.start, &mut result[slice]);
                 }
             }
-            Way::Agree | Way::Stream(_) | Way::Rounds(_) | Way::Buffers(_) => {}
+            _ => {}
         }
         self.leave();
     }
@@ -142,22 +142,22 @@ impl Arena {
     ) {
         let operation = &open.operation;
         let size = operation.element_size();
-        let all = into.len() * size * self.world;
-        if rank == self.me && !input.is_empty() && is_given_as_it_is(operation) {
+        if rank == self.seat.me && !input.is_empty() && is_given_as_it_is(operation) {
             let from = &input[at * size..(at + into.len()) * size];
             match element::bytes_of_mut(into) {
-                Some(into) if all / self.world >= streams_from() => copy::away(from, into),
+                Some(into) if into.len() >= past_caches() => copy::away(from, into),
                 Some(into) => copy::slice(from, into),
                 None => reduce::store(into, None, from),
             }
             return;
         }
         debug_assert!(
-            rank != self.me || self.withheld(operation, open.way, given * size).is_empty(),
+            rank != self.seat.me
+                || withheld(&self.seat, operation, open.way, given * size).is_empty(),
             "what was not given is not there"
         );
-        let (place, start) = self.place(open, rank, given * size);
-        self.copy(open, rank, place, start + at * size, into, all);
+        let (place, start) = open.place(&self.seat, rank, given * size);
+        self.copy(open, rank, place, start + at * size, into);
     }
 
     fn copy<T: Element>(
@@ -167,16 +167,15 @@ impl Arena {
         place: Place,
         at: usize,
         into: &mut [T],
-        all: usize,
     ) {
         let wire = open.operation.wire;
         if let (None, Some(into)) = (wire, element::bytes_of_mut(into))
             && (!matches!(place, Place::Inline(_)) || at.is_multiple_of(8))
         {
-            if all / self.world >= streams_from() {
-                self.map.read_streaming(rank, place, at, into);
+            if into.len() >= past_caches() {
+                self.seat.map.read_streaming(rank, place, at, into);
             } else {
-                self.map.read(rank, place, at, into);
+                self.seat.map.read(rank, place, at, into);
             }
             return;
         }
@@ -185,7 +184,7 @@ impl Arena {
         let blocks = self.blocks.bytes_mut();
         if matches!(place, Place::Inline(_)) {
             // Words are read as a whole.
-            self.map.read(rank, place, 0, &mut blocks[..INLINE]);
+            self.seat.map.read(rank, place, 0, &mut blocks[..INLINE]);
             let bytes = into.len() * size;
             // To where it is aligned for its type.
             blocks.copy_within(at..at + bytes, 0);
@@ -195,9 +194,16 @@ impl Arena {
         let each = BLOCK / size;
         for (index, into) in into.chunks_mut(each).enumerate() {
             let block = &mut blocks[..into.len() * size];
-            self.map.read(rank, place, at + index * each * size, block);
+            self.seat
+                .map
+                .read(rank, place, at + index * each * size, block);
             reduce::store(into, wire, block);
         }
+    }
+
+    /// Combines a range of what all gave.
+    fn combine<T: Target>(&mut self, open: &Open, range: Range<usize>, mut target: T) {
+        combine_flat(&self.seat, &mut self.blocks, open, range, &mut target);
     }
 
     /// Combines elements of what all gave, into the caller's buffer.
@@ -213,14 +219,14 @@ impl Arena {
         let bytes = range.start * size..range.end * size;
         let start = range.start;
         let wire = operation.wire;
-        if open.is_inline(Self::length(operation)) && !bytes.start.is_multiple_of(8) {
+        if open.is_inline(length(operation)) && !bytes.start.is_multiple_of(8) {
             // Words are read as a whole.
             let mut all = [T::default(); INLINE];
             let put = |at: usize, block: &[u8]| {
                 let at = at / size;
                 reduce::store(&mut all[at..at + block.len() / size], wire, block);
             };
-            self.combine_flat(open, 0..bytes.end, &mut To { own: None, put });
+            self.combine(open, 0..bytes.end, To { own: None, put });
             result[..range.len()].copy_from_slice(&all[range]);
             return;
         }
@@ -228,7 +234,7 @@ impl Arena {
             && is_given_as_it_is(operation)
             && let Some(result) = element::bytes_of_mut(result)
         {
-            return self.combine_flat(open, bytes, &mut Over(result));
+            return self.combine(open, bytes, Over(result));
         }
         let own = match own {
             Own::At(own) if is_given_as_it_is(operation) => Some(own),
@@ -238,21 +244,12 @@ impl Arena {
             && let Some(result) = element::bytes_of_mut(result)
         {
             let start = bytes.start;
-            return self.combine_flat(open, bytes, &mut Within { own, result, start });
+            return self.combine(open, bytes, Within { own, result, start });
         }
         let put = |at: usize, block: &[u8]| {
             let at = at / size - start;
             reduce::store(&mut result[at..at + block.len() / size], wire, block);
         };
-        self.combine_flat(open, bytes, &mut To { own, put });
+        self.combine(open, bytes, To { own, put });
     }
-}
-
-/// The shortest results that are written past the caches, whatever the last cache holds.
-const STREAMED: usize = 8 << 20;
-
-/// Results from this length on are written past the caches: they are much longer than what the last cache holds.
-pub(super) fn streams_from() -> usize {
-    static FROM: OnceLock<usize> = OnceLock::new();
-    *FROM.get_or_init(|| STREAMED.max(caches::last() / 4))
 }

@@ -13,39 +13,20 @@ use std::ops::Range;
 
 use super::super::map::{MOST_RANKS, Place};
 use super::super::rules::{self, Word};
-use super::Arena;
-use super::combine::To;
-use super::store::streams_from;
-use super::way::{Way, is_given_as_it_is, rows};
+use super::asked::{is_given_as_it_is, rows};
+use super::combine::{To, combine};
+use super::limits::{self, PIECE, past_caches, places};
+use super::pieces::{Pieces, Piecewise, Work};
+use super::seat::Seat;
 use crate::copy;
 use crate::element::DType;
-use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
 use crate::shape::Mark;
 
-/// Bytes of a place.
-const PLACE: usize = 128 << 10;
-
-/// Places for pieces. Those of two ranks have more room than second caches, of which [`super::staging`] says why; what those of
-/// many have together stays in the last one.
-fn places(world: usize) -> usize {
-    (32 / world).clamp(4, 16)
-}
-
-/// Bytes of all.
+/// Bytes of all places.
 pub(super) fn window(world: usize) -> usize {
-    places(world) * PLACE
-}
-
-/// A rank that gives fewer bytes gives them at once.
-fn least(kind: OperationKind) -> usize {
-    match kind {
-        // Of which a half at most travels, in pieces of a few lines when there are many ranks: it takes as long either way
-        // while it fits caches.
-        OperationKind::AllToAll | OperationKind::ReduceScatter => 6 << 20,
-        _ => 512 << 10,
-    }
+    places(world) * PIECE
 }
 
 /// Who gives what to whom.
@@ -61,13 +42,6 @@ pub(super) struct Stream {
     from: Option<usize>,
     /// The only rank that gets something.
     to: Option<usize>,
-}
-
-/// How far a rank is.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pieces {
-    pub(super) given: usize,
-    taken: usize,
 }
 
 impl Stream {
@@ -107,7 +81,7 @@ impl Stream {
             from,
             to,
         };
-        (is_plain && stream.given(world) >= least(operation.kind)).then_some(stream)
+        (is_plain && stream.given(world) >= limits::pieces(operation.kind)).then_some(stream)
     }
 
     /// Bytes that a rank gives, for itself too.
@@ -143,7 +117,7 @@ impl Stream {
 
     /// Bytes of a piece.
     fn piece(&self, world: usize) -> usize {
-        PLACE / if self.is_split { world } else { 1 } / 64 * 64
+        PIECE / if self.is_split { world } else { 1 } / 64 * 64
     }
 
     fn pieces(&self, world: usize) -> usize {
@@ -159,7 +133,7 @@ impl Stream {
     /// Where a piece for `reader` is in the giver's area.
     fn place(&self, world: usize, piece: usize, reader: usize) -> usize {
         let lane = if self.is_split { reader } else { 0 };
-        piece % places(world) * PLACE + lane * self.piece(world)
+        piece % places(world) * PIECE + lane * self.piece(world)
     }
 
     /// Where the bytes for `reader` begin in the giver's data.
@@ -180,213 +154,73 @@ impl Stream {
         }
     }
 
-    /// Bytes of a rank's input and result.
-    fn lengths(&self, world: usize, rank: usize) -> (usize, usize) {
-        let has_input = self.gives(rank) || self.keeps_own(rank);
-        let has_result = self.reads(rank) || self.keeps_own(rank);
-        let input = if has_input { self.given(world) } else { 0 };
-        let result = match (has_result, self.from) {
-            (false, _) => 0,
-            _ if self.combined.is_some() => self.length(rank),
-            (true, Some(_)) => self.each,
-            (true, None) => self.each.saturating_mul(world),
-        };
-        (input, result)
-    }
-}
-
-impl Arena {
-    /// Whether an operation is done piece by piece: then it is given the buffer for its result when it begins.
-    pub(crate) fn streams(&self, operation: &Operation) -> bool {
-        let way = Way::of(operation, self.world, self.map.is_crowded());
-        matches!(way, Way::Stream(_) | Way::Rounds(_))
+    fn may_give(&self, seat: &Seat, pieces: Pieces) -> bool {
+        let mut readers = seat.others().filter(|rank| self.reads(*rank));
+        let places = places(seat.world);
+        !self.gives(seat.me)
+            || readers.all(|rank| rules::may_give(seat.map.taken(rank), pieces.given, places))
     }
 
-    /// Whoever calls gives all buffers that there are.
-    pub(super) fn check_stream(
-        &self,
-        stream: &Stream,
-        input: &[u8],
-        result: &[u8],
-    ) -> Result<(), CollectiveError> {
-        let wanted = stream.lengths(self.world, self.me);
-        if (input.len(), result.len()) == wanted {
-            return Ok(());
-        }
-        Err(CollectiveError::Invalid {
-            reason: format!(
-                "buffers of {} and {} bytes: they must have {} and {}",
-                input.len(),
-                result.len(),
-                wanted.0,
-                wanted.1
-            ),
-        })
+    fn may_take(&self, seat: &Seat, pieces: Pieces) -> bool {
+        let mut givers = seat.others().filter(|rank| self.gives(*rank));
+        givers.all(|rank| rules::may_take(seat.map.given(rank), pieces.taken))
     }
 
-    /// Before the flag is set.
-    pub(super) fn open_stream(&mut self, stream: &Stream) {
-        let (me, pieces) = (self.me, stream.pieces(self.world));
-        let is_idle = !stream.gives(me) && !stream.keeps_own(me);
-        self.pieces = Pieces {
-            given: if is_idle { pieces } else { 0 },
-            taken: if stream.reads(me) { 0 } else { pieces },
-        };
-        self.map.given(me).put(0);
-        self.map.taken(me).put(0);
-    }
-
-    /// Goes on as far as it can. Returns whether nothing is left to do here.
-    pub(super) fn stream(
-        &mut self,
-        operation: &Operation,
-        stream: &Stream,
-        input: &[u8],
-        result: &mut [u8],
-    ) -> bool {
-        let pieces = stream.pieces(self.world);
-        loop {
-            let mut moved = false;
-            if self.pieces.given < pieces && self.may_give(stream) {
-                self.give_piece(stream, input, result);
-                moved = true;
-            }
-            if self.pieces.taken < pieces && self.may_take(stream) {
-                match stream.combined {
-                    None => self.take_piece(stream, result),
-                    Some(_) => self.take_combined(operation, stream, input, result),
-                }
-                self.pieces.taken += 1;
-                self.map.taken(self.me).set(self.pieces.taken as u64);
-                moved = true;
-            }
-            if moved {
-                self.ring_all();
-            }
-            if self.pieces.given == pieces && self.pieces.taken == pieces {
-                return true;
-            }
-            if !moved {
-                return false;
-            }
-        }
-    }
-
-    fn may_give(&self, stream: &Stream) -> bool {
-        let me = self.me;
-        !stream.gives(me)
-            || self
-                .others()
-                .filter(|rank| stream.reads(*rank))
-                .all(|rank| {
-                    rules::may_give(self.map.taken(rank), self.pieces.given, places(self.world))
-                })
-    }
-
-    fn may_take(&self, stream: &Stream) -> bool {
-        self.others()
-            .filter(|rank| stream.gives(*rank))
-            .all(|rank| rules::may_take(self.map.given(rank), self.pieces.taken))
-    }
-
-    /// Whether this rank can go on.
-    pub(super) fn can_stream(&self, stream: &Stream) -> bool {
-        let pieces = stream.pieces(self.world);
-        (self.pieces.given < pieces && self.may_give(stream))
-            || (self.pieces.taken < pieces && self.may_take(stream))
-    }
-
-    /// Whether this rank can't end without what another one has still to do.
-    pub(super) fn lacks_pieces(&self, stream: &Stream, rank: usize) -> bool {
-        let (me, pieces) = (self.me, stream.pieces(self.world));
-        let (given, taken) = (self.map.given(rank), self.map.taken(rank));
-        (stream.gives(rank) && stream.reads(me) && !rules::may_take(given, pieces - 1))
-            || (stream.reads(rank)
-                && stream.gives(me)
-                && !rules::may_give(taken, pieces - 1, places(self.world)))
-    }
-
-    /// Whether another rank could go on, by what all have done, and does not. Those that wait for it do not count.
-    pub(super) fn is_slow(&self, stream: &Stream, rank: usize) -> bool {
-        let pieces = stream.pieces(self.world) as u64;
-        let given = |rank| self.map.given(rank).get();
-        let taken = |rank| self.map.taken(rank).get();
-        let others = || (0..self.world).filter(|other| *other != rank);
-        let could_give = stream.gives(rank)
-            && given(rank) < pieces
-            && others()
-                .filter(|other| stream.reads(*other))
-                .all(|other| given(rank) < taken(other).saturating_add(places(self.world) as u64));
-        let could_take = stream.reads(rank)
-            && taken(rank) < pieces
-            && others()
-                .filter(|other| stream.gives(*other))
-                .all(|other| given(other) > taken(rank));
-        could_give || could_take
-    }
-
-    fn give_piece(&mut self, stream: &Stream, input: &[u8], result: &mut [u8]) {
-        let (me, world, piece) = (self.me, self.world, self.pieces.given);
+    fn give_piece(&self, work: &Work<'_>, piece: usize, input: &[u8], result: &mut [u8]) {
+        let Work { seat, open, .. } = *work;
+        let (me, world) = (seat.me, seat.world);
         let part = |reader: usize| {
-            let (start, range) = (stream.source(reader), stream.range(world, piece, reader));
+            let (start, range) = (self.source(reader), self.range(world, piece, reader));
             &input[start + range.start..start + range.end]
         };
-        if stream.gives(me) {
-            let readers = if stream.is_split { 0..world } else { 0..1 };
-            for reader in readers.filter(|reader| !stream.is_split || *reader != me) {
-                let at = self.start(me, window(world)) + stream.place(world, piece, reader);
-                self.map.write(me, Place::Area, at, part(reader));
+        if self.gives(me) {
+            let readers = if self.is_split { 0..world } else { 0..1 };
+            for reader in readers.filter(|reader| !self.is_split || *reader != me) {
+                let at = open.start + self.place(world, piece, reader);
+                seat.map.write(me, Place::Area, at, part(reader));
             }
         }
-        if stream.keeps_own(me) {
-            let (start, range) = (stream.target(me), stream.range(world, piece, me));
+        if self.keeps_own(me) {
+            let (start, range) = (self.target(me), self.range(world, piece, me));
             let into = &mut result[start + range.start..start + range.end];
-            if stream.each >= streams_from() {
+            if self.each >= past_caches() {
                 copy::away(part(me), into);
             } else {
                 copy::slice(part(me), into);
             }
         }
-        self.pieces.given = piece + 1;
-        if stream.gives(me) {
-            self.map.given(me).set(self.pieces.given as u64);
-        }
     }
 
-    fn take_piece(&mut self, stream: &Stream, result: &mut [u8]) {
-        let (me, world, piece) = (self.me, self.world, self.pieces.taken);
-        let range = stream.range(world, piece, me);
-        let at = stream.place(world, piece, me);
-        for giver in self.others().filter(|rank| stream.gives(*rank)) {
-            let start = stream.target(giver);
-            let at = self.start(giver, window(world)) + at;
+    fn take_piece(&self, work: &Work<'_>, piece: usize, result: &mut [u8]) {
+        let Work { seat, open, .. } = *work;
+        let (me, world) = (seat.me, seat.world);
+        let range = self.range(world, piece, me);
+        let at = self.place(world, piece, me);
+        for giver in seat.others().filter(|rank| self.gives(*rank)) {
+            let start = self.target(giver);
+            let at = open.place(seat, giver, window(world)).1 + at;
             let into = &mut result[start + range.start..start + range.end];
-            if stream.each >= streams_from() {
-                self.map.read_streaming(giver, Place::Area, at, into);
+            if self.each >= past_caches() {
+                seat.map.read_streaming(giver, Place::Area, at, into);
             } else {
-                self.map.read(giver, Place::Area, at, into);
+                seat.map.read(giver, Place::Area, at, into);
             }
         }
     }
 
-    /// As [`Arena::take_piece`], of what is combined with this rank's own.
-    fn take_combined(
-        &mut self,
-        operation: &Operation,
-        stream: &Stream,
-        input: &[u8],
-        result: &mut [u8],
-    ) {
-        let (me, world, piece) = (self.me, self.world, self.pieces.taken);
-        let (first, range) = (stream.source(me), stream.range(world, piece, me));
+    /// As [`Stream::take_piece`], of what is combined with this rank's own.
+    fn take_combined(&self, work: &mut Work<'_>, piece: usize, input: &[u8], result: &mut [u8]) {
+        let Work { seat, open, .. } = *work;
+        let (me, world) = (seat.me, seat.world);
+        let (first, range) = (self.source(me), self.range(world, piece, me));
         let range = first + range.start..first + range.end;
-        let (place, start) = (stream.place(world, piece, me), range.start);
-        let is_far = stream.each >= streams_from();
+        let (place, start) = (self.place(world, piece, me), range.start);
+        let is_far = self.each >= past_caches();
         // Copies past the caches have an end of their own.
         let is_away = |block: &[u8]| is_far && block.len() >= 4096;
         let mut starts = [0; MOST_RANKS as usize];
         for (rank, start) in starts.iter_mut().enumerate().take(world) {
-            *start = self.start(rank, window(world));
+            *start = open.place(seat, rank, window(world)).1;
         }
         let place = |rank: usize, at: usize| (Place::Area, starts[rank] + place + (at - start));
         let put = |at: usize, block: &[u8]| {
@@ -397,8 +231,107 @@ impl Arena {
                 copy::slice(block, into);
             }
         };
-        let own = Some(input);
-        self.combine(operation, place, range, &mut To { own, put });
+        let target = &mut To {
+            own: Some(input),
+            put,
+        };
+        combine(seat, work.blocks, &open.operation, place, range, target);
+    }
+}
+
+impl Piecewise for Stream {
+    fn lengths(&self, seat: &Seat) -> (usize, usize) {
+        let (me, world) = (seat.me, seat.world);
+        let has_input = self.gives(me) || self.keeps_own(me);
+        let has_result = self.reads(me) || self.keeps_own(me);
+        let input = if has_input { self.given(world) } else { 0 };
+        let result = match (has_result, self.from) {
+            (false, _) => 0,
+            _ if self.combined.is_some() => self.length(me),
+            (true, Some(_)) => self.each,
+            (true, None) => self.each.saturating_mul(world),
+        };
+        (input, result)
+    }
+
+    fn begin(&self, seat: &Seat) -> Pieces {
+        let (me, pieces) = (seat.me, self.pieces(seat.world));
+        let is_idle = !self.gives(me) && !self.keeps_own(me);
+        seat.map.given(me).put(0);
+        seat.map.taken(me).put(0);
+        Pieces {
+            given: if is_idle { pieces } else { 0 },
+            taken: if self.reads(me) { 0 } else { pieces },
+        }
+    }
+
+    fn advance(
+        &self,
+        mut work: Work<'_>,
+        pieces: &mut Pieces,
+        input: &[u8],
+        result: &mut [u8],
+    ) -> bool {
+        let (seat, me) = (work.seat, work.seat.me);
+        let all = self.pieces(seat.world);
+        loop {
+            let before = *pieces;
+            if pieces.given < all && self.may_give(seat, *pieces) {
+                self.give_piece(&work, pieces.given, input, result);
+                pieces.given += 1;
+                if self.gives(me) {
+                    seat.map.given(me).set(pieces.given as u64);
+                }
+            }
+            if pieces.taken < all && self.may_take(seat, *pieces) {
+                match self.combined {
+                    None => self.take_piece(&work, pieces.taken, result),
+                    Some(_) => self.take_combined(&mut work, pieces.taken, input, result),
+                }
+                pieces.taken += 1;
+                seat.map.taken(me).set(pieces.taken as u64);
+            }
+            let has_moved = *pieces != before;
+            if has_moved {
+                seat.ring_all();
+            }
+            if pieces.given == all && pieces.taken == all {
+                return true;
+            }
+            if !has_moved {
+                return false;
+            }
+        }
+    }
+
+    fn may_advance(&self, seat: &Seat, pieces: Pieces) -> bool {
+        let all = self.pieces(seat.world);
+        (pieces.given < all && self.may_give(seat, pieces))
+            || (pieces.taken < all && self.may_take(seat, pieces))
+    }
+
+    fn lacks(&self, seat: &Seat, rank: usize) -> bool {
+        let (me, last) = (seat.me, self.pieces(seat.world) - 1);
+        let (given, taken) = (seat.map.given(rank), seat.map.taken(rank));
+        (self.gives(rank) && self.reads(me) && !rules::may_take(given, last))
+            || (self.reads(rank)
+                && self.gives(me)
+                && !rules::may_give(taken, last, places(seat.world)))
+    }
+
+    fn is_slow(&self, seat: &Seat, rank: usize) -> bool {
+        let (all, places) = (self.pieces(seat.world) as u64, places(seat.world) as u64);
+        let given = |rank| seat.map.given(rank).get();
+        let taken = |rank| seat.map.taken(rank).get();
+        let others = || (0..seat.world).filter(|other| *other != rank);
+        let mut readers = others().filter(|other| self.reads(*other));
+        let mut givers = others().filter(|other| self.gives(*other));
+        let could_give = self.gives(rank)
+            && given(rank) < all
+            && readers.all(|other| given(rank) < taken(other).saturating_add(places));
+        let could_take =
+            self.reads(rank) && taken(rank) < all && givers.all(|other| given(other) > taken(rank));
+        could_give || could_take
     }
 }
 

@@ -15,74 +15,57 @@ use crate::schedule::Algorithm;
 impl Arena {
     /// Whether the operation can't end without this rank.
     pub(crate) fn lacks(&self, rank: u32) -> bool {
-        let Some(open) = self.open else { return false };
-        let rank = rank as usize;
-        let lacks = |open: &Open| {
-            !rules::has_given(self.map.front(rank, parity(open.tag)), open.ticket)
-                || match &open.way {
-                    Way::Slices | Way::Buffers(_) => {
-                        self.map.second(rank).load(Ordering::SeqCst) != open.ticket
-                    }
-                    // Before it begins, whatever comes of it needs all.
-                    Way::Stream(stream) => {
-                        let has_begun = open.stage == Stage::Streaming || self.all_have_given(open);
-                        !has_begun || self.lacks_pieces(stream, rank)
-                    }
-                    Way::Rounds(rounds) => {
-                        open.stage != Stage::Streaming || self.lacks_rounds(*rounds, rank)
-                    }
-                    Way::Agree | Way::Flat => false,
-                }
+        let Some(open) = &self.open else { return false };
+        let (seat, rank) = (&self.seat, rank as usize);
+        let lacks = || match open.way {
+            Way::Slices | Way::Buffers(_) => {
+                seat.map.second(rank).load(Ordering::SeqCst) != open.ticket
+            }
+            Way::Stream(_) | Way::Rounds(_) => {
+                // Before it begins, whatever comes of it needs all.
+                let has_begun = open.stage == Stage::Streaming || self.all_have_given(open);
+                !has_begun || (open.way.piecewise()).is_some_and(|pieces| pieces.lacks(seat, rank))
+            }
+            Way::Agree | Way::Flat => false,
         };
-        open.stage != Stage::Ready && lacks(&open)
+        let flag = seat.map.front(rank, parity(open.tag));
+        open.stage != Stage::Ready && (!rules::has_given(flag, open.ticket) || lacks())
     }
 
     /// The ranks that are waited for.
     pub(crate) fn late(&self) -> Vec<Rank> {
-        let Some(open) = self.open else {
+        let Some(open) = &self.open else {
             return Vec::new();
         };
-        let parity = parity(open.tag);
+        let (seat, map, parity) = (&self.seat, &self.seat.map, parity(open.tag));
         let ranks = |is_late: &dyn Fn(usize) -> bool| -> Vec<Rank> {
-            self.others()
-                .filter(|rank| is_late(*rank))
-                .map(|rank| Rank(rank as u32))
-                .collect()
+            let late = seat.others().filter(|rank| is_late(*rank));
+            late.map(|rank| Rank(rank as u32)).collect()
         };
-        match open.stage {
-            Stage::Held => {
+        // The first ones, or the others if there are none.
+        let either = |first: &dyn Fn(usize) -> bool, other: &dyn Fn(usize) -> bool| {
+            let late = ranks(first);
+            if late.is_empty() { ranks(other) } else { late }
+        };
+        match (open.stage, open.way.piecewise()) {
+            (Stage::Held, _) => {
                 let held = |used: Used, rank: usize| {
-                    let flag = self.map.front(rank, used.parity);
-                    rules::holds(flag, self.map.done(rank, used.parity), used.ticket)
+                    let flag = map.front(rank, used.parity);
+                    rules::holds(flag, map.done(rank, used.parity), used.ticket)
                 };
-                ranks(&|rank| self.before(&open).any(|used| held(used, rank)))
+                ranks(&|rank| self.given.before(open).any(|used| held(used, rank)))
             }
-            Stage::Given => {
-                let flag = |rank| self.map.front(rank, parity);
+            (Stage::Given, _) => {
+                let flag = |rank| map.front(rank, parity);
                 // Who was here and gave up is not late, if anybody is.
                 let gone = |rank| rules::is_gone(flag(rank), open.ticket);
-                let late = ranks(&|rank| !rules::has_given(flag(rank), open.ticket) && !gone(rank));
-                if late.is_empty() { ranks(&gone) } else { late }
+                let late = |rank| !rules::has_given(flag(rank), open.ticket) && !gone(rank);
+                either(&late, &gone)
             }
-            _ => match &open.way {
-                Way::Stream(stream) => {
-                    let slow = ranks(&|rank| self.is_slow(stream, rank));
-                    if slow.is_empty() {
-                        ranks(&|rank| self.lacks_pieces(stream, rank))
-                    } else {
-                        slow
-                    }
-                }
-                Way::Rounds(rounds) => {
-                    let behind = ranks(&|rank| self.is_behind(*rounds, rank));
-                    if behind.is_empty() {
-                        ranks(&|rank| self.lacks_rounds(*rounds, rank))
-                    } else {
-                        behind
-                    }
-                }
-                _ => ranks(&|rank| self.map.second(rank).load(Ordering::SeqCst) != open.ticket),
-            },
+            (_, Some(pieces)) => either(&|rank| pieces.is_slow(seat, rank), &|rank| {
+                pieces.lacks(seat, rank)
+            }),
+            _ => ranks(&|rank| map.second(rank).load(Ordering::SeqCst) != open.ticket),
         }
     }
 
@@ -94,20 +77,20 @@ impl Arena {
         let own = parity(open.tag);
         let mut joins = open.operation.is_join();
         let mut missing = false;
-        for rank in self.others() {
-            if rules::has_given(self.map.front(rank, own), open.ticket) {
+        for rank in self.seat.others() {
+            if rules::has_given(self.seat.map.front(rank, own), open.ticket) {
                 continue;
             }
             let at = [0, 1]
                 .into_iter()
-                .filter_map(|parity| read_record(&self.map, rank, parity))
+                .filter_map(|parity| read_record(&self.seat.map, rank, parity))
                 .max_by_key(|(tag, _)| *tag);
             let Some((tag, theirs)) = at else {
                 missing = true;
                 continue;
             };
             // It may have come just now, and be further by now. Then its flag stays until this rank has left.
-            if rules::has_given(self.map.front(rank, own), open.ticket) {
+            if rules::has_given(self.seat.map.front(rank, own), open.ticket) {
                 continue;
             }
             if tag > open.tag {
@@ -151,7 +134,7 @@ impl Arena {
             (asked, other_asked) = (by(&open.operation), by(theirs));
         }
         CollectiveError::Mismatch {
-            rank: Rank(self.me as u32),
+            rank: Rank(self.seat.me as u32),
             asked,
             other: Rank(rank as u32),
             other_asked,

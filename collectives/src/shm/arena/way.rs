@@ -2,29 +2,17 @@
 
 use std::ops::Range;
 
+use super::super::buffer::Buffers;
 use super::super::map::{AREA, MOST_RANKS};
-use super::Arena;
+use super::asked::{is_given_as_it_is, length, rows};
+use super::limits::{WITHHELD, flat};
+use super::pieces::Piecewise;
 use super::rounds::Rounds;
+use super::seat::Seat;
 use super::staging;
 use super::stream::{Stream, window};
 use crate::operation::{Operation, OperationKind, ReduceOp};
-use crate::schedule::{Counts, Rows};
-
-/// Reductions whose inputs have more bytes than this, all ranks' together, are done in slices.
-const FLAT: usize = 96 << 10;
-/// As [`FLAT`], of two ranks: each of them reads and writes as much in slices, or more, and waits twice.
-const FLAT_OF_TWO: usize = 8 << 20;
-
-/// The longest reductions that are flat, in bytes of all ranks' inputs.
-fn flat(world: usize) -> usize {
-    if world == 2 { FLAT_OF_TWO } else { FLAT }
-}
-
-/// From so many bytes on a rank withholds what it alone needs. Fewer fit the line of a flag, or cost next to nothing.
-const WITHHELD_FROM: usize = 4 << 10;
-
-// Lengths, which are stored over what was given, are never withheld.
-const _: () = assert!(8 * (MOST_RANKS as usize) < WITHHELD_FROM);
+use crate::schedule::Counts;
 
 /// How an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +32,6 @@ pub(super) enum Way {
 /// How an operation is done, and how many bytes this rank gives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan(pub(super) Way, pub(super) usize);
-
-/// The two halves of a buffer, as places in the heap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Buffers {
-    pub(crate) input: usize,
-    pub(crate) output: usize,
-}
 
 impl Way {
     /// How an operation is done by so many ranks that share memory, more than there are processors if it is `crowded`. Pure: all
@@ -91,6 +72,16 @@ impl Way {
             | OperationKind::AllGatherVarcount
             | OperationKind::GatherVarcount => Self::Flat,
             _ => Self::Agree,
+        }
+    }
+
+    /// If it is done piece by piece.
+    #[inline]
+    pub(super) fn piecewise(&self) -> Option<&dyn Piecewise> {
+        match self {
+            Self::Stream(stream) => Some(stream),
+            Self::Rounds(rounds) => Some(rounds),
+            Self::Agree | Self::Flat | Self::Slices | Self::Buffers(_) => None,
         }
     }
 
@@ -137,127 +128,79 @@ pub fn way_in_shared_memory(
     Way::of(operation, world, world > processors).name()
 }
 
-impl Arena {
-    /// How an operation is done, and how many bytes this rank gives.
-    #[inline]
-    pub(super) fn plan(&self, operation: &Operation, forced: bool, offsets: &[usize]) -> Plan {
-        let agree = Plan(Way::Agree, 0);
-        if forced {
-            return agree;
-        }
-        let way = Way::of(operation, self.world, self.map.is_crowded());
-        let bytes = match way {
-            Way::Stream(stream) if stream.gives(self.me) => window(self.world),
-            Way::Agree | Way::Buffers(_) | Way::Stream(_) => 0,
-            Way::Rounds(rounds) => rounds.window(self.world),
-            Way::Slices => Self::length(operation),
-            Way::Flat => match self.given_flat(operation, offsets) {
-                Some(bytes) => bytes,
-                None => return agree,
-            },
-        };
-        Plan(way, bytes)
-    }
-
-    /// `None` if the lengths of others are not known.
-    #[inline]
-    fn given_flat(&self, operation: &Operation, offsets: &[usize]) -> Option<usize> {
-        let bytes = Self::length(operation);
-        let is_root = operation.root == Some(self.me as u32);
-        let only_root = |bytes| if is_root { bytes } else { 0 };
-        Some(match operation.kind {
-            OperationKind::Gather => self.needed(operation, bytes),
-            OperationKind::Broadcast => only_root(bytes),
-            OperationKind::Scatter => only_root(bytes * self.world),
-            OperationKind::AllToAll => bytes * self.world,
-            OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
-                let Some(&[start, end]) = offsets.get(self.me..self.me + 2) else {
-                    return None;
-                };
-                self.needed(operation, (end - start) * operation.element_size())
-            }
-            _ => bytes,
-        })
-    }
-
-    /// Whether it is not done here, but over the links when all have agreed.
-    pub(crate) fn only_agrees(
-        &self,
-        operation: &Operation,
-        forced: bool,
-        offsets: &[usize],
-    ) -> bool {
-        self.plan(operation, forced, offsets).0 == Way::Agree
-    }
-
-    /// How an operation is done, if it is done [without any pieces](Arena::streams) or links.
-    #[inline]
-    pub(crate) fn plan_short(&self, operation: &Operation, offsets: &[usize]) -> Option<Plan> {
-        let plan = self.plan(operation, false, offsets);
-        matches!(plan.0, Way::Flat | Way::Slices).then_some(plan)
-    }
-
-    /// The part of a reduction that a rank combines, in bytes.
-    #[inline]
-    pub(super) fn slice(&self, rank: usize, length: usize) -> Range<usize> {
-        let each = length.div_ceil(self.world).next_multiple_of(64);
-        (rank * each).min(length)..((rank + 1) * each).min(length)
-    }
-
-    /// Bytes for which there has to be room: none if a rank gives nothing.
-    fn needed(&self, operation: &Operation, bytes: usize) -> usize {
-        let withheld = self.withheld(operation, Way::Flat, bytes).len();
-        if withheld == bytes { 0 } else { bytes }
-    }
-
-    /// The bytes of its data that a rank does not give, for nobody else needs them. Empty for lengths at which that does not
-    /// pay.
-    pub(super) fn withheld(&self, operation: &Operation, way: Way, bytes: usize) -> Range<usize> {
-        let (me, world) = (self.me, self.world);
-        if way == Way::Slices {
-            return self.slice(me, bytes);
-        }
-        if bytes < WITHHELD_FROM || !is_given_as_it_is(operation) {
-            return 0..0;
-        }
-        match operation.kind {
-            OperationKind::ReduceScatter => {
-                let own = rows(operation, world).span(me as u32);
-                let size = operation.element_size();
-                own.start * size..own.end() * size
-            }
-            OperationKind::AllToAll | OperationKind::Scatter => {
-                let each = bytes / world;
-                me * each..(me + 1) * each
-            }
-            // Only the root has a result.
-            OperationKind::Gather | OperationKind::GatherVarcount
-                if operation.root == Some(me as u32) =>
-            {
-                0..bytes
-            }
-            _ => 0..0,
-        }
-    }
-
-    #[inline]
-    pub(super) fn length(operation: &Operation) -> usize {
-        operation.count as usize * operation.element_size()
-    }
-}
-
-/// Who gets which elements of a reduce-scatter.
-pub(super) fn rows(operation: &Operation, world: usize) -> Rows {
-    let rows = operation.rows.max(1) as usize;
-    Rows {
-        rows,
-        width: operation.count as usize / rows,
-        world: world as u32,
-    }
-}
-
-/// Whether what others see is what the caller gave.
+/// How an operation is done, and how many bytes this rank gives.
 #[inline]
-pub(super) fn is_given_as_it_is(operation: &Operation) -> bool {
-    operation.wire.is_none() && operation.prescale.is_one()
+pub(super) fn plan(seat: &Seat, operation: &Operation, forced: bool, offsets: &[usize]) -> Plan {
+    let agree = Plan(Way::Agree, 0);
+    if forced {
+        return agree;
+    }
+    let way = Way::of(operation, seat.world, seat.map.is_crowded());
+    let bytes = match way {
+        Way::Stream(stream) if stream.gives(seat.me) => window(seat.world),
+        Way::Agree | Way::Buffers(_) | Way::Stream(_) => 0,
+        Way::Rounds(rounds) => rounds.window(seat.world),
+        Way::Slices => length(operation),
+        Way::Flat => match given_flat(seat, operation, offsets) {
+            Some(bytes) => bytes,
+            None => return agree,
+        },
+    };
+    Plan(way, bytes)
+}
+
+/// `None` if the lengths of others are not known.
+#[inline]
+fn given_flat(seat: &Seat, operation: &Operation, offsets: &[usize]) -> Option<usize> {
+    let bytes = length(operation);
+    let is_root = operation.root == Some(seat.me as u32);
+    let only_root = |bytes| if is_root { bytes } else { 0 };
+    // None if a rank gives nothing.
+    let needed = |bytes: usize| {
+        let withheld = withheld(seat, operation, Way::Flat, bytes).len();
+        if withheld == bytes { 0 } else { bytes }
+    };
+    Some(match operation.kind {
+        OperationKind::Gather => needed(bytes),
+        OperationKind::Broadcast => only_root(bytes),
+        OperationKind::Scatter => only_root(bytes * seat.world),
+        OperationKind::AllToAll => bytes * seat.world,
+        OperationKind::AllGatherVarcount | OperationKind::GatherVarcount => {
+            let Some(&[start, end]) = offsets.get(seat.me..seat.me + 2) else {
+                return None;
+            };
+            needed((end - start) * operation.element_size())
+        }
+        _ => bytes,
+    })
+}
+
+/// The bytes of its data that a rank does not give, for nobody else needs them. Empty for lengths at which that does not
+/// pay.
+pub(super) fn withheld(seat: &Seat, operation: &Operation, way: Way, bytes: usize) -> Range<usize> {
+    let (me, world) = (seat.me, seat.world);
+    if way == Way::Slices {
+        return seat.slice(me, bytes);
+    }
+    if bytes < WITHHELD || !is_given_as_it_is(operation) {
+        return 0..0;
+    }
+    match operation.kind {
+        OperationKind::ReduceScatter => {
+            let own = rows(operation, world).span(me as u32);
+            let size = operation.element_size();
+            own.start * size..own.end() * size
+        }
+        OperationKind::AllToAll | OperationKind::Scatter => {
+            let each = bytes / world;
+            me * each..(me + 1) * each
+        }
+        // Only the root has a result.
+        OperationKind::Gather | OperationKind::GatherVarcount
+            if operation.root == Some(me as u32) =>
+        {
+            0..bytes
+        }
+        _ => 0..0,
+    }
 }

@@ -1,7 +1,10 @@
 //! Slices and places are where they should be, every order of steps gives every rank the sum, and who gives up has its input.
 
+use std::sync::Arc;
+
 use kolo_transport::ids::Rank;
 
+use super::super::{Arena, Outcome};
 use super::*;
 use crate::shm::bed::{self, tag};
 
@@ -12,8 +15,13 @@ fn sum(length: usize) -> Operation {
 #[test]
 fn slices_are_all_of_a_piece_and_places_do_not_overlap() {
     for world in 2..=64 {
-        let long = piece(world);
-        for length in [LEAST, LEAST + 1, LEAST + long - 3, LEAST + 5 * long + 77] {
+        let long = round_piece(world);
+        for length in [
+            ROUNDS,
+            ROUNDS + 1,
+            ROUNDS + long - 3,
+            ROUNDS + 5 * long + 77,
+        ] {
             let rounds = Rounds::of(&sum(length), world).unwrap();
             let mut end = 0;
             for piece in 0..rounds.pieces() {
@@ -28,11 +36,12 @@ fn slices_are_all_of_a_piece_and_places_do_not_overlap() {
             }
             assert_eq!(end, length);
         }
-        let rounds = Rounds::of(&sum(LEAST), world).unwrap();
-        let mut places: Vec<(usize, usize)> = (0..PLACES)
+        let rounds = Rounds::of(&sum(ROUNDS), world).unwrap();
+        let mut places: Vec<(usize, usize)> = (0..ROUND_PLACES)
             .map(|piece| (rounds.place(piece), long))
             .chain(
-                (0..PLACES).map(|piece| (rounds.slice_place(world, piece), rounds.longest(world))),
+                (0..ROUND_PLACES)
+                    .map(|piece| (rounds.slice_place(world, piece), rounds.longest(world))),
             )
             .collect();
         places.push((rounds.window(world), 0));
@@ -46,7 +55,7 @@ fn slices_are_all_of_a_piece_and_places_do_not_overlap() {
 
 #[test]
 fn what_is_short_or_converted_or_no_number_is_not_done_in_rounds() {
-    let plain = sum(LEAST);
+    let plain = sum(ROUNDS);
     assert!(Rounds::of(&plain, 2).is_some());
     let other = |change: fn(&mut Operation)| {
         let mut operation = plain;
@@ -79,7 +88,7 @@ fn data(me: usize, length: usize) -> Vec<u8> {
 /// And it is the one that is waited for, until it comes to the next operation.
 #[test]
 fn a_rank_that_leaves_in_the_middle_has_its_input_and_is_late() {
-    let length = LEAST;
+    let length = ROUNDS;
     let mut ranks = ranks(3, false, length);
     for (arena, data) in &mut ranks {
         arena
@@ -137,19 +146,19 @@ fn a_rank_that_leaves_in_the_middle_has_its_input_and_is_late() {
 
 #[test]
 fn ranks_without_a_processor_each_do_it_in_slices() {
-    let mut ranks = ranks(2, true, LEAST);
+    let mut ranks = ranks(2, true, ROUNDS);
     let (arena, data) = &mut ranks[0];
-    assert!(!arena.streams(&sum(LEAST)));
-    let begun = arena.begin(tag(1), &sum(LEAST), false, &[], data, &mut []);
+    assert!(!arena.streams(&sum(ROUNDS)));
+    let begun = arena.begin(tag(1), &sum(ROUNDS), false, &[], data, &mut []);
     assert_eq!(begun, Ok(Outcome::Pending));
 }
 
 #[test]
 fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
-    let mut ranks = ranks(2, false, LEAST);
+    let mut ranks = ranks(2, false, ROUNDS);
     let (arena, data) = &mut ranks[0];
-    let in_two = arena.begin(tag(1), &sum(LEAST), false, &[], data, &mut [0; 5]);
-    let in_one = arena.begin_in_place(tag(1), &sum(LEAST), false, &mut data[..5], true);
+    let in_two = arena.begin(tag(1), &sum(ROUNDS), false, &[], data, &mut [0; 5]);
+    let in_one = arena.begin_in_place(tag(1), &sum(ROUNDS), false, &mut data[..5], true);
     for begun in [in_two, in_one] {
         let error = begun.unwrap_err();
         assert!(error.to_string().contains("5 bytes"), "{error}");
@@ -160,13 +169,13 @@ fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
 /// Whatever a peer writes in its word and its window, this rank comes to its end, and writes nothing else.
 #[test]
 fn a_peers_count_moves_nothing_out_of_its_place() {
-    let mut ranks = ranks(2, false, LEAST);
+    let mut ranks = ranks(2, false, ROUNDS);
     for (arena, data) in &mut ranks {
         arena
-            .begin_in_place(tag(1), &sum(LEAST), false, data, true)
+            .begin_in_place(tag(1), &sum(ROUNDS), false, data, true)
             .unwrap();
     }
-    let map = Arc::clone(&ranks[1].0.map);
+    let map = Arc::clone(ranks[1].0.map());
     map.given(1).set(u64::MAX);
     let (arena, data) = &mut ranks[0];
     assert_eq!(arena.advance(&[], data), Ok(Outcome::Ready));

@@ -46,7 +46,7 @@ fn the_pieces_of_a_stream_are_all_of_it_and_nobody_elses_place() {
         .flat_map(|kind| (2..=64).map(move |world| (kind, world)))
     {
         for bytes in [0, 1, 3 * window(world) + 12_345] {
-            let bytes = least(kind) + bytes;
+            let bytes = limits::pieces(kind) + bytes;
             let count = count(kind, bytes, world);
             let stream = Stream::of(&operation(kind, count, world - 1), world).unwrap();
             let mut source = 0;
@@ -91,7 +91,11 @@ fn the_pieces_of_a_stream_are_all_of_it_and_nobody_elses_place() {
 
 #[test]
 fn what_is_short_or_converted_or_an_object_is_no_stream() {
-    let plain = operation(OperationKind::Broadcast, least(OperationKind::Broadcast), 0);
+    let plain = operation(
+        OperationKind::Broadcast,
+        limits::pieces(OperationKind::Broadcast),
+        0,
+    );
     assert!(Stream::of(&plain, 2).is_some());
     let other = |change: fn(&mut Operation)| {
         let mut operation = plain;
@@ -110,7 +114,7 @@ fn what_is_short_or_converted_or_an_object_is_no_stream() {
         None
     );
     let kind = OperationKind::ReduceScatter;
-    let mut reduced = operation(kind, least(kind), 0);
+    let mut reduced = operation(kind, limits::pieces(kind), 0);
     assert!(Stream::of(&reduced, 2).is_some());
     reduced.reduce = Some(ReduceOp::Adasum);
     assert_eq!(Stream::of(&reduced, 2), None);
@@ -169,15 +173,6 @@ fn a_rank_that_leaves_in_the_middle_is_late_and_held() {
     assert!(ranks.iter().all(|(.., result)| *result == expected));
 }
 
-#[test]
-fn buffers_that_do_not_fit_are_refused_before_anything_is_given() {
-    let request = operation(OperationKind::AllGather, window(2), 0);
-    let (arena, input, _) = &mut ranks(2, window(2))[0];
-    let begun = arena.begin(tag(1), &request, false, &[], input, &mut [0; 5]);
-    let error = begun.unwrap_err().to_string();
-    assert!(error.contains("5 bytes") && !arena.is_open(), "{error}");
-}
-
 /// Whatever a peer writes in its words and its window, only what is in them changes.
 #[test]
 fn a_peers_counts_move_nothing_out_of_its_place() {
@@ -188,7 +183,7 @@ fn a_peers_counts_move_nothing_out_of_its_place() {
         let begun = arena.begin(tag(1), &request, false, &[], input, result);
         assert_eq!(begun, Ok(Outcome::Pending));
     }
-    let map = Arc::clone(&ranks[1].0.map);
+    let map = Arc::clone(ranks[1].0.map());
     let (arena, input, result) = &mut ranks[0];
     for value in [u64::MAX, u64::MAX - 3, 1 << 63] {
         map.given(1).set(value);
