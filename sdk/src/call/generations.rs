@@ -1,6 +1,6 @@
 //! The generations of an elastic group, and the calls that span them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -71,6 +71,8 @@ struct State {
     groups: BTreeMap<Generation, Arc<Group>>,
     /// Values of executables that have handles.
     values: BTreeMap<ObjectId, Weak<Owner>>,
+    /// Values that are being made. The present generation does not end between two calls before they have handles.
+    making: BTreeSet<ObjectId>,
     /// Workers may have values.
     has_made: bool,
     /// Hears of each generation that takes calls. None at the end.
@@ -120,6 +122,7 @@ impl Generations {
                     groups: BTreeMap::from([(table.generation, Arc::clone(&group))]),
                     spans: SpanTable::new(table),
                     values: BTreeMap::new(),
+                    making: BTreeSet::new(),
                     has_made: false,
                     news: Some(broadcast::Sender::new(NEWS)),
                     offer: None,
@@ -318,7 +321,8 @@ impl Generations {
         // Handles may be dropped meanwhile; their values are, when these owners are.
         let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
         let is_committed = |owner: &Arc<Owner>| owner.progress().is_committed();
-        let is_kept = offer.at_commit || owners.iter().all(is_committed);
+        let is_kept = state.making.is_empty()
+            && (offer.at_commit || owners.iter().all(is_committed));
         if is_kept && !state.spans.is_given() && self.ends(&group, Group::rest) {
             state.spans.hold();
             state.offer = None;
@@ -369,8 +373,16 @@ impl Generations {
     }
 
     /// Workers may have a value from now on.
-    pub(super) fn will_make(&self) {
-        self.lock().has_made = true;
+    pub(super) fn begin_to_make(&self, object: ObjectId) {
+        let mut state = self.lock();
+        state.has_made = true;
+        state.making.insert(object);
+    }
+
+    /// The call that was to make a value was not sent.
+    pub(super) fn stop_to_make(&self, object: ObjectId) {
+        self.lock().making.remove(&object);
+        self.between_calls();
     }
 
     /// A value was made in a generation. It lives on in the next ones, if that one is still the newest: else some members lack the
@@ -388,6 +400,9 @@ impl Generations {
         }
         *owner.progress() = Progress::new(made_in);
         (state.values).insert(owner.object(), Arc::downgrade(owner));
+        state.making.remove(&owner.object());
+        drop(state);
+        self.between_calls();
         Ok(())
     }
 
@@ -395,6 +410,7 @@ impl Generations {
     pub(super) fn forget(&self, object: ObjectId) -> Arc<Group> {
         let mut state = self.lock();
         state.values.remove(&object);
+        state.making.remove(&object);
         let newest = self.newest(&state);
         drop(state);
         self.between_calls();
@@ -406,10 +422,11 @@ impl Generations {
         let group = Arc::new(group);
         let table = Arc::clone(group.members());
         let cause = &table.cause;
-        self.now().supersede(&format!(
-            "generation {} has begun: {cause}",
-            table.generation
-        ));
+        let begun = format!("generation {} has begun: {cause}", table.generation);
+        self.ends(&self.now(), |group| {
+            group.supersede(&begun);
+            true
+        });
         let mut state = self.lock();
         if let Some(end) = state.spans.end() {
             group.close(&end.reason);

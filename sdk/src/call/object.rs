@@ -275,10 +275,7 @@ impl<T: Executable> IntoFuture for Create<T> {
         let owner = self.request.as_ref().ok().map(|request| {
             let args = match &self.target {
                 Target::Fixed(_) => Bytes::new(),
-                Target::Elastic(generations) => {
-                    generations.will_make();
-                    request.body.clone()
-                }
+                Target::Elastic(_) => request.body.clone(),
             };
             Arc::new(Owner {
                 target: self.target.clone(),
@@ -289,8 +286,13 @@ impl<T: Executable> IntoFuture for Create<T> {
                 progress: Mutex::new(Progress::new(Generation::default())),
             })
         });
+        let is_elastic = matches!(self.target, Target::Elastic(_));
+        let mut send = Send::new((self.target, false), self.request, All, None);
+        if is_elastic {
+            send = send.making(self.object);
+        }
         CreateFuture {
-            send: Send::new((self.target, false), self.request, All, None),
+            send,
             owner,
             class: PhantomData,
         }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use kolo_transport::ids::{CallId, Generation, Rank};
+use kolo_transport::ids::{CallId, Generation, ObjectId, Rank};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::failure::CallError;
@@ -136,6 +136,8 @@ pub(crate) struct Send<S> {
     target: Target,
     /// It spans the generations of an elastic group.
     spans: bool,
+    /// The value that it makes, in an elastic group.
+    makes: Option<ObjectId>,
     scope: S,
     /// The ranks of the bodies, once it is sent.
     ranks: Vec<Rank>,
@@ -165,12 +167,20 @@ impl<S: Scope> Send<S> {
         Self {
             target,
             spans,
+            makes: None,
             scope,
             ranks: Vec::new(),
             state: State::Unsent(request),
             sent_to: Generation::default(),
             object,
         }
+    }
+
+    /// The call makes a value on all ranks of an elastic group. It waits for the next generation if this one is over: that it has not
+    /// begun anywhere costs nothing.
+    pub(super) fn making(mut self, object: ObjectId) -> Self {
+        self.makes = Some(object);
+        self
     }
 
     pub(crate) fn scope(&self) -> &S {
@@ -191,8 +201,10 @@ impl<S: Scope> Send<S> {
             match std::mem::replace(&mut self.state, State::Done) {
                 State::Unsent(Err(error)) => return Poll::Ready(Err(error)),
                 State::Unsent(Ok(request)) => {
-                    let next = self.target.recovery().filter(|_| !self.spans);
-                    if let Some(next) = next {
+                    if !self.spans
+                        && self.waits()
+                        && let Some(next) = self.target.recovery()
+                    {
                         self.state = State::Recovering(request, Box::pin(next));
                         continue;
                     }
@@ -239,6 +251,11 @@ impl<S: Scope> Send<S> {
         }
     }
 
+    /// Whether it waits if the present generation is over.
+    fn waits(&self) -> bool {
+        self.makes.is_some() || self.target.waits()
+    }
+
     fn send(
         &mut self,
         group: Arc<Group>,
@@ -255,7 +272,10 @@ impl<S: Scope> Send<S> {
         }
         self.sent_to = group.generation();
         self.ranks = self.scope.ranks(group.world_size());
-        let kept = self.target.waits().then(|| request.clone());
+        let kept = self.waits().then(|| request.clone());
+        if let (Some(object), Target::Elastic(generations)) = (self.makes, &self.target) {
+            generations.begin_to_make(object);
+        }
         let send = || Pending::send_whole(group, request, self.ranks.clone(), permit);
         let sent = match &self.object {
             Some(object) => object.counted(send),
@@ -263,12 +283,15 @@ impl<S: Scope> Send<S> {
         };
         match sent {
             Ok(sent) => Ok(State::Sent(sent)),
-            // The generation has ended a moment ago.
             Err(error) => {
-                let next = self.target.recovery();
-                let wait = kept.zip(next).filter(|_| error.is_retryable());
-                let (request, next) = wait.ok_or(error)?;
-                Ok(State::Recovering(request, Box::pin(next)))
+                if let (Some(object), Target::Elastic(generations)) = (self.makes, &self.target) {
+                    generations.stop_to_make(object);
+                }
+                // The generation has ended a moment ago.
+                let again = kept.filter(|_| error.is_retryable());
+                let request = again.ok_or(error)?;
+                self.target.is_over(self.sent_to);
+                Ok(State::Unsent(Ok(request)))
             }
         }
     }

@@ -30,14 +30,21 @@ impl Target {
         matches!(self, Self::Elastic(generations) if generations.waits)
     }
 
-    /// The wait for the next generation, if this is between two generations and calls are to wait then.
+    /// A call was refused because a generation is over, which others may not know yet.
+    pub(crate) fn is_over(&self, generation: Generation) {
+        if let Self::Elastic(generations) = self {
+            generations.is_over(generation, false);
+        }
+    }
+
+    /// The wait for the next generation, if this is between two generations.
     pub(crate) fn recovery(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let Self::Elastic(generations) = self else {
             return None;
         };
         let mut present = generations.present();
         let is_between = |present: &Present| present.is_over && present.ended.is_none();
-        if !generations.waits || !is_between(&present.borrow()) {
+        if !is_between(&present.borrow()) {
             return None;
         }
         Some(async move {

@@ -9,7 +9,9 @@
 mod elastic;
 
 use std::future::Future;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,6 +25,7 @@ use elastic::{
 };
 use kolo::prelude::*;
 use kolo::{Exit, LocalCluster};
+use tokio::net::UnixListener;
 
 type Outcome = kolo::Result<()>;
 type Test = (
@@ -239,17 +242,24 @@ async fn nothing_leaks_to_other_programs() -> Outcome {
     Ok(())
 }
 
+/// One rank waits until nobody listens at a socket any more.
 #[kolo::function]
-fn blocks(ctx: &Context, rank: usize) {
+fn blocks(ctx: &Context, rank: usize, socket: PathBuf) -> Result<()> {
     if ctx.rank() == rank {
-        std::thread::sleep(Duration::from_secs(2));
+        UnixStream::connect(socket)?.read_to_end(&mut Vec::new())?;
     }
+    Ok(())
 }
 
 async fn a_call_behind_one_that_still_runs_says_so() -> Outcome {
     let executor = two_by_two().await?;
-    let given_up = tokio::time::timeout(Duration::from_millis(100), executor.run(blocks, 1)).await;
-    assert!(given_up.is_err());
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("socket");
+    let listener = UnixListener::bind(&socket)?;
+    let blocked = tokio::select! {
+        ended = executor.run(blocks, (1, socket)).into_future() => panic!("{ended:?}"),
+        blocked = listener.accept() => blocked?,
+    };
     let late = executor
         .run(whoami, ())
         .deadline(Duration::from_millis(200));
@@ -260,7 +270,7 @@ async fn a_call_behind_one_that_still_runs_says_so() -> Outcome {
         text.contains(busy) && text.contains(") is still in `local::blocks`, sent "),
         "{text}"
     );
-    // It ends by itself, and the next call is taken.
+    drop(blocked);
     assert_eq!(executor.run(whoami, ()).await?, [0, 1, 2, 3]);
     executor.shutdown().await?;
     Ok(())
@@ -309,8 +319,8 @@ fn exit_on(ctx: &Context, rank: usize) {
 }
 
 #[kolo::function]
-async fn sleep_long() {
-    tokio::time::sleep(Duration::from_secs(600)).await;
+async fn never_ends() {
+    std::future::pending().await
 }
 
 async fn two_by_two() -> kolo::Result<Executor> {
@@ -434,7 +444,7 @@ async fn nodes_are_added_and_killed() -> Outcome {
     let executor = executor.start(&cluster).await?;
     let on_added = |member: &&kolo::Member| member.node == added;
     let lost = executor.table().members.iter().find(on_added).unwrap().rank;
-    let call = executor.on(lost).run(sleep_long, ()).into_future();
+    let call = executor.on(lost).run(never_ends, ()).into_future();
 
     cluster.kill_local_node(added).await?;
     let error = call.await.unwrap_err().to_string();

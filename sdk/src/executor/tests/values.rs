@@ -282,6 +282,58 @@ async fn a_value_that_is_made_while_the_group_changes_is_on_all_ranks_or_on_none
     assert_eq!(ranks.len(), 3);
 }
 
+/// The answers are here, and the driver's task has not looked.
+#[tokio::test]
+async fn a_change_waits_for_a_value_that_is_being_made() {
+    let (mut bed, value) = Bed::new(false).await;
+    let mut create = Box::pin(bed.executor.create::<Tally>(7).into_future());
+    assert!(futures_util::poll!(&mut create).is_pending());
+    let making = bed.asked(None).await;
+    bed.offers().await;
+    // The driver has heard of the offer when it answers this.
+    bed.job.places(&bed.fake, &[], true).await;
+    assert_eq!(soon(bed.job.frame()).await, Some(SubmitFrame::ProgramReady));
+    bed.answer(making, &0_u64).await;
+    for _ in 0..2 {
+        let call = tokio::spawn(bed.executor.on(Rank(0)).run(super::add, 1).into_future());
+        let (id, ..) = bed.call().await;
+        bed.answer(id, &1_u32).await;
+        assert_eq!(soon(call).await.unwrap().unwrap(), 1);
+    }
+    let made = soon(create).await.unwrap();
+    bed.holds().await;
+    // One that comes between two generations is made in the next.
+    let mut late = tokio::spawn(bed.executor.create::<Tally>(7).into_future());
+    settle(&mut late).await;
+    bed.next(&[0, 1, 2]).await;
+    bed.retains(&[&value, &made]).await;
+    // The last that is asked for is the first to be waited for.
+    bed.recovers(Some(&value), 0).await;
+    bed.recovers(Some(&made), 0).await;
+    bed.recovers(None, 0).await;
+    let late = soon(late).await.unwrap().unwrap();
+    bed.adds(&late).await;
+}
+
+/// The next generation has begun, and the driver has seen no loss.
+#[tokio::test]
+async fn calls_wait_for_the_values_of_a_generation_that_has_begun() {
+    let (mut bed, value) = Bed::new(true).await;
+    bed.next(&[0, 1, 2]).await;
+    bed.retains(&[&value]).await;
+    let recovering = bed.asked(Some(&value)).await;
+    let mut call = tokio::spawn(bed.executor.on(Rank(0)).run(super::add, 1).into_future());
+    let executor = bed.executor.clone();
+    let mut recovered = tokio::spawn(async move { executor.recovered().await });
+    settle(&mut call).await;
+    settle(&mut recovered).await;
+    bed.answer(recovering, &0_u64).await;
+    assert_eq!(soon(recovered).await.unwrap().unwrap().generation, SECOND);
+    let (id, ..) = bed.call().await;
+    bed.answer(id, &4_u32).await;
+    assert_eq!(soon(call).await.unwrap().unwrap(), 4);
+}
+
 #[tokio::test]
 async fn a_change_waits_for_a_commit_which_is_the_last_call_of_its_generation() {
     let (mut bed, value) = Bed::new(false).await;
