@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kolo_wire::ids::Rank;
 
-use crate::worker::{Ending, Name, Offer};
+use crate::worker::{Ending, Name, Offer, Saved};
 
 /// What comes of a rank's coming to an operation.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,10 +99,6 @@ impl Group {
 
 /// The common end of an operation to which all have come.
 fn conclude(offers: &BTreeMap<u32, Offer>) -> Meeting {
-    let sum = |offer: &Offer| match offer {
-        Offer::Step { sum } => *sum,
-        _ => 0,
-    };
     Meeting::Complete(match offers.values().next() {
         Some(Offer::Meet { .. }) => {
             let all = || {
@@ -111,23 +107,23 @@ fn conclude(offers: &BTreeMap<u32, Offer>) -> Meeting {
                     _ => None,
                 })
             };
-            let id = |saved: &crate::worker::Saved| (saved.generation, saved.number);
-            let last = all().map(|(saved, _)| id(saved)).max().unwrap_or_default();
-            // The lowest rank that has it.
-            let Some((saved, live)) = all().find(|(saved, _)| id(saved) == last) else {
+            let id = |saved: &Saved| (saved.generation, saved.number);
+            // The lowest rank that has the last one.
+            let Some((last, live)) = all().rev().max_by_key(|(saved, _)| id(saved)) else {
                 return Meeting::Mismatch("nobody has met".to_owned());
             };
             Ending::Met {
-                last: *saved,
+                last: *last,
                 live: *live,
-                differ: last.1 == 0 || all().any(|(saved, _)| id(saved) != last),
+                differ: last.number == 0 || all().any(|(saved, _)| id(saved) != id(last)),
             }
         }
         Some(Offer::Receive) => Ending::Received,
         Some(Offer::Step { .. }) => Ending::Stepped {
-            sum: offers
-                .values()
-                .fold(0, |all, offer| all.wrapping_add(sum(offer))),
+            sum: offers.values().fold(0, |all, offer| match offer {
+                Offer::Step { sum } => all.wrapping_add(*sum),
+                _ => all,
+            }),
         },
         Some(Offer::Commit { number, .. }) => {
             let mut hold = false;

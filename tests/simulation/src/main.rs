@@ -143,24 +143,24 @@ fn run(args: &Args, options: Options) -> ExitCode {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let violations = u32::from(found.is_some());
-    let Counts {
-        generations,
-        losses,
-        joins,
-        commits,
-        events,
-        ..
-    } = counts;
+    let fields = [
+        ("seeds", seeds),
+        ("violations", u64::from(found.is_some())),
+        ("generations", counts.generations),
+        ("losses", counts.losses),
+        ("joins", counts.joins),
+        ("commits", counts.commits),
+        ("events", counts.events),
+    ];
     match args.format {
-        Format::Json => println!(
-            "{{\"seeds\":{seeds},\"violations\":{violations},\"generations\":{generations},\"losses\":{losses},\
-             \"joins\":{joins},\"commits\":{commits},\"events\":{events},\"seconds\":{seconds:.1}}}"
-        ),
-        Format::Text => println!(
-            "sim: seeds={seeds} violations={violations} generations={generations} losses={losses} joins={joins} \
-             commits={commits} events={events} seconds={seconds:.1}"
-        ),
+        Format::Json => {
+            let fields = fields.map(|(name, value)| format!("\"{name}\":{value},"));
+            println!("{{{}\"seconds\":{seconds:.1}}}", fields.concat());
+        }
+        Format::Text => {
+            let fields = fields.map(|(name, value)| format!("{name}={value} "));
+            println!("sim: {}seconds={seconds:.1}", fields.concat());
+        }
     }
     match found {
         Some((seed, violation)) => complain(seed, args, &violation),

@@ -1,7 +1,6 @@
 //! What happens next: events in order of their time, and of their coming where the time is the same.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 
 use kolo_core::node::messages::{AskId, Input as NodeInput};
 use kolo_wire::ids::{Generation, JobId, NodeId};
@@ -113,20 +112,18 @@ pub(crate) enum Fault {
 /// The events that are to come.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    order: BinaryHeap<Reverse<(Time, u64)>>,
-    events: BTreeMap<u64, Event>,
+    events: BTreeMap<(Time, u64), Event>,
     sequence: u64,
 }
 
 impl Queue {
     pub(crate) fn push(&mut self, at: Time, event: Event) {
         self.sequence += 1;
-        self.order.push(Reverse((at, self.sequence)));
-        self.events.insert(self.sequence, event);
+        self.events.insert((at, self.sequence), event);
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Time, Event)> {
-        let Reverse((at, sequence)) = self.order.pop()?;
-        Some((at, self.events.remove(&sequence)?))
+        let ((at, _), event) = self.events.pop_first()?;
+        Some((at, event))
     }
 }

@@ -148,19 +148,11 @@ pub fn scale(shape: Shape) -> Result<Cost, String> {
 }
 
 /// A node and the workers that it has started.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Node {
-    session: Session,
+    /// `None` if it is lost.
+    session: Option<Session>,
     workers: BTreeMap<Slot, Incarnation>,
-}
-
-impl Node {
-    fn new(session: Session) -> Self {
-        Self {
-            session,
-            workers: BTreeMap::new(),
-        }
-    }
 }
 
 struct Bed {
@@ -172,8 +164,8 @@ struct Bed {
     nodes: Vec<Node>,
     sessions: BTreeMap<Session, u32>,
     asks: u64,
-    /// The generation that the driver was told of last, and its size.
-    told: Option<(Generation, u32)>,
+    /// The size of the generation that the driver was told of last.
+    told: u32,
     has_ended: bool,
     /// The last table and its length.
     table: Option<(Arc<GenerationTable>, u64)>,
@@ -195,10 +187,10 @@ impl Bed {
             base,
             now: Duration::ZERO,
             inbox: Vec::new(),
-            nodes: (0..shape.nodes).map(|_| Node::new(Session::NONE)).collect(),
+            nodes: (0..shape.nodes).map(|_| Node::default()).collect(),
             sessions: BTreeMap::new(),
             asks: 0,
-            told: None,
+            told: 0,
             has_ended: false,
             table: None,
             buffer: BytesMut::new(),
@@ -228,7 +220,7 @@ impl Bed {
         self.sessions.insert(session, node);
         let id = NodeId(u64::from(node) + 1);
         self.connect(session, Role::Node, id.to_string());
-        self.nodes[node as usize] = Node::new(session);
+        self.nodes[node as usize].session = Some(session);
         let registration = NodeRegistration {
             node: id,
             hostname: format!("host-{}", id.0),
@@ -248,12 +240,13 @@ impl Bed {
     }
 
     fn lose(&mut self, node: u32) {
-        self.inbox.push(Input::Disconnected {
-            session: self.nodes[node as usize].session,
-            reason: "the network is gone".to_owned(),
-            fence: Fence::Lease,
-        });
-        self.nodes[node as usize] = Node::new(Session::NONE);
+        let lost = std::mem::take(&mut self.nodes[node as usize]);
+        self.inbox
+            .extend(lost.session.map(|session| Input::Disconnected {
+                session,
+                reason: "the network is gone".to_owned(),
+                fence: Fence::Lease,
+            }));
     }
 
     fn submit(&mut self) {
@@ -322,15 +315,15 @@ impl Bed {
 
     /// A generation of this size is active.
     fn is_whole(&self, size: u32) -> bool {
-        self.told.is_some_and(|(_, members)| members == size)
+        self.told == size
     }
 
     fn until(&mut self, what: &str, is_there: impl Fn(&Self) -> bool) -> Result<(), String> {
         while !is_there(self) || !self.inbox.is_empty() {
             if self.now > LIMIT {
+                let told = self.told;
                 return Err(format!(
-                    "{what} has not come within {LIMIT:?}: {:?}",
-                    self.told
+                    "{what} has not come within {LIMIT:?}: the last one has {told} members"
                 ));
             }
             self.round();
@@ -344,9 +337,9 @@ impl Bed {
         let now = self.base + self.now;
         let phase = self.now.as_millis() % period;
         let nodes = (0..).zip(&self.nodes);
-        let beating =
-            nodes.filter(|(node, it)| node % period == phase && it.session != Session::NONE);
-        let beats: Vec<_> = beating.map(|(_, node)| (node.session, now)).collect();
+        let beating = nodes.filter(|(node, _)| node % period == phase);
+        let sessions = beating.filter_map(|(_, node)| node.session);
+        let beats: Vec<_> = sessions.map(|session| (session, now)).collect();
         for _ in &beats {
             let beat = Beat {
                 seq: self.now.as_millis() as u64,
@@ -382,7 +375,7 @@ impl Bed {
                     self.count(&*request);
                 }
                 let node = self.sessions.get(&id.session).copied();
-                let is_there = |node: &u32| self.nodes[*node as usize].session == id.session;
+                let is_there = |node: &u32| self.nodes[*node as usize].session == Some(id.session);
                 if let Some(node) = node.filter(is_there) {
                     self.order(node, id, *request);
                 }
@@ -402,7 +395,7 @@ impl Bed {
                 self.inbox.push(Input::Frame(JOB, frame));
             }
             JobEvent::Generation { table, .. } => {
-                self.told = Some((table.generation, table.world_size()));
+                self.told = table.world_size();
                 let members = table.members.iter();
                 let nodes: BTreeSet<u32> = members.map(|it| it.node.0 as u32 - 1).collect();
                 let generation = table.generation;
@@ -429,8 +422,7 @@ impl Bed {
             .iter()
             .map(|(slot, incarnation)| event(*slot, *incarnation))
             .collect();
-        let session = *session;
-        if !events.is_empty() {
+        if let Some(session) = session.filter(|_| !events.is_empty()) {
             self.ask(session, HeadRequest::Events(events));
         }
     }

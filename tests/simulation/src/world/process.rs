@@ -35,6 +35,23 @@ pub(crate) struct Process {
     pub(crate) tables: Vec<kolo_wire::GenerationTable>,
 }
 
+impl Process {
+    pub(crate) fn new(node: usize, life: u64, worker: WorkerId, model: Worker) -> Self {
+        Self {
+            node,
+            life,
+            worker,
+            model,
+            alive: true,
+            stubborn: false,
+            is_ending: false,
+            told: 0,
+            said: 0,
+            tables: Vec::new(),
+        }
+    }
+}
+
 impl World {
     /// A node starts a process.
     pub(crate) fn spawn(&mut self, node: usize, spawning: &Spawning) {
@@ -77,21 +94,9 @@ impl World {
             self.program_starts(pid, &mut model, spawning);
         }
         let stubborn = self.random.percent(self.knobs.mishap);
-        self.processes.insert(
-            pid,
-            Process {
-                node,
-                life,
-                worker,
-                model,
-                alive: true,
-                stubborn,
-                is_ending: false,
-                told: 0,
-                said: 0,
-                tables: Vec::new(),
-            },
-        );
+        let mut process = Process::new(node, life, worker, model);
+        process.stubborn = stubborn;
+        self.processes.insert(pid, process);
         self.names.insert(name, pid);
         if let Some(daemon) = self.daemon(node) {
             daemon.processes.insert(worker, pid);

@@ -50,34 +50,31 @@ impl World {
     }
 
     pub(crate) fn check_answers(&mut self) {
+        let checked = self.is_answered();
+        self.hold("answers", checked);
+    }
+
+    fn is_answered(&self) -> Result<(), String> {
         // Heartbeats are under way at any time.
         if self.head.asks.len() > self.nodes.len() {
-            let text = format!("the head owes {} answers", self.head.asks.len());
-            return self.violation("answers", text);
+            return Err(format!("the head owes {} answers", self.head.asks.len()));
         }
         let old = self.now - 40 * SECOND + MS;
-        if let Some((id, (since, _))) = self
-            .head
-            .requests
-            .iter()
-            .find(|(_, (since, _))| *since < old)
-        {
-            let text = format!(
+        let mut requests = self.head.requests.iter();
+        if let Some((id, (since, _))) = requests.find(|(_, (since, _))| *since < old) {
+            return Err(format!(
                 "request {} to the node of connection {} has no end after {} s",
                 id.number,
                 id.session.0,
                 (self.now - since) / SECOND
-            );
-            return self.violation("answers", text);
+            ));
         }
         for node in &self.nodes {
-            let Some(daemon) = &node.daemon else {
-                continue;
-            };
-            if !daemon.orders.is_empty() {
-                let text = format!("{} owes {} answers", node.id, daemon.orders.len());
-                return self.violation("answers", text);
+            let owed = node.daemon.as_ref().map_or(0, |it| it.orders.len());
+            if owed > 0 {
+                return Err(format!("{} owes {owed} answers", node.id));
             }
         }
+        Ok(())
     }
 }
