@@ -315,7 +315,7 @@ impl Arena {
                 reason: format!("{tag} does not come after {last}: calls come in growing order"),
             });
         }
-        let place = if is_inline(way, bytes) {
+        let place = if is_inline(&way, bytes) {
             0..0
         } else {
             self.given.stage(&self.seat, operation, bytes)?

@@ -21,8 +21,9 @@ use crate::scratch::Scratch;
 
 impl Open {
     /// Whether what a rank gives, so many bytes, is beside its flag.
+    #[inline]
     pub(super) fn is_inline(&self, bytes: usize) -> bool {
-        is_inline(self.way, bytes)
+        is_inline(&self.way, bytes)
     }
 
     /// Where the data are that a rank gave, of which there are so many bytes.
@@ -84,8 +85,9 @@ impl Open {
     }
 }
 
-pub(super) fn is_inline(way: Way, bytes: usize) -> bool {
-    bytes <= INLINE && way != Way::Slices && way.piecewise().is_none()
+#[inline]
+pub(super) fn is_inline(way: &Way, bytes: usize) -> bool {
+    bytes <= INLINE && *way != Way::Slices && way.piecewise().is_none()
 }
 
 /// What this rank has given, as far as somebody may still read it.
@@ -202,7 +204,7 @@ impl Given {
 
     /// When what this operation writes was written before.
     pub(super) fn before(&self, open: &Open) -> impl Iterator<Item = Used> {
-        let special = match open.way {
+        let special = match &open.way {
             Way::Buffers(_) => self.buffers,
             way if way.piecewise().is_some() => self.counted,
             _ => None,
@@ -220,7 +222,7 @@ impl Given {
             ticket: open.ticket,
             parity,
         };
-        match open.way {
+        match &open.way {
             Way::Buffers(_) => self.buffers = Some(used),
             way if way.piecewise().is_some() => self.counted = Some(used),
             _ => {}
