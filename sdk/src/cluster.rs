@@ -1,5 +1,7 @@
 //! A cluster, as a driver sees it.
 
+#[cfg(feature = "local")]
+mod local;
 mod renewal;
 
 use std::collections::HashMap;
@@ -20,7 +22,9 @@ use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo};
 
 use crate::credentials::{self, Credentials, Source};
 use crate::error::{ClusterError, ConnectError, CredentialsError};
-use crate::executor::program;
+use crate::program;
+#[cfg(feature = "local")]
+pub use local::{LocalCluster, LocalClusterBuilder};
 
 /// Descriptors that the links to a head and a node need.
 const DESCRIPTORS: u64 = 16;
@@ -64,7 +68,7 @@ struct Inner {
     runtime: TransportRuntime,
     /// A cluster that lives inside this process.
     #[cfg(feature = "local")]
-    local: Option<crate::local::Members>,
+    local: Option<local::Members>,
 }
 
 impl Cluster {
@@ -179,7 +183,7 @@ impl Cluster {
         runtime: TransportRuntime,
         head: SocketAddr,
         credentials: kolo_transport::Credentials,
-        members: crate::local::Members,
+        members: local::Members,
     ) -> Result<Self, ConnectError> {
         let inner = Inner {
             local: Some(members),
@@ -194,7 +198,7 @@ impl Cluster {
 
     /// The members that live in this process.
     #[cfg(feature = "local")]
-    pub(crate) fn local_members(&self) -> Option<&crate::local::Members> {
+    pub(crate) fn local_members(&self) -> Option<&local::Members> {
         self.inner.local.as_ref()
     }
 
@@ -347,7 +351,7 @@ impl Inner {
         let config = EndpointConfig::towards(peer);
         #[cfg(feature = "local")]
         if self.local.is_some() {
-            let idle_timeout = crate::local::PATIENCE;
+            let idle_timeout = kolo_runtime::local::PATIENCE;
             return EndpointConfig {
                 idle_timeout,
                 keep_alive: idle_timeout / 6,

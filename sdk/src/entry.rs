@@ -5,6 +5,9 @@
 
 use std::sync::OnceLock;
 
+/// Names the call socket and the control socket of a worker: two numbers of descriptors, with a comma.
+pub(crate) const WORKER_FDS: &str = "KOLO_WORKER_FDS";
+
 /// Why this process can't be a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -63,7 +66,7 @@ fn judge(role: Option<Role>, is_set: impl Fn(&str) -> bool) -> Result<(), EntryE
         Some(Role::Worker) => Err(EntryError::Worker),
         None => [
             (kolo_process::WARDEN_FD_VAR, "warden"),
-            (crate::worker::WORKER_FDS, "worker"),
+            (WORKER_FDS, "worker"),
         ]
         .into_iter()
         .find(|(name, _)| is_set(name))
@@ -78,7 +81,7 @@ mod tests {
     #[test]
     fn a_process_that_kolo_started_is_no_driver() {
         let none = |_: &str| false;
-        let worker = |name: &str| name == crate::worker::WORKER_FDS;
+        let worker = |name: &str| name == WORKER_FDS;
         let warden = |name: &str| name == kolo_process::WARDEN_FD_VAR;
         assert_eq!(judge(None, none), Ok(()));
         assert_eq!(judge(Some(Role::Driver), none), Ok(()));

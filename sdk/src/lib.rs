@@ -82,11 +82,10 @@ pub mod error;
 mod executable;
 mod executor;
 mod function;
-#[cfg(feature = "local")]
-mod local;
 mod macros;
 mod options;
 pub mod prelude;
+mod program;
 pub mod registry;
 pub mod rt;
 pub mod worker;
@@ -96,6 +95,8 @@ pub use call::{
     Scope,
 };
 pub use cluster::Cluster;
+#[cfg(feature = "local")]
+pub use cluster::{LocalCluster, LocalClusterBuilder};
 pub use context::Context;
 pub use credentials::Credentials;
 pub use error::{CallError, CallErrorKind, Error, Result, StartError};
@@ -113,8 +114,6 @@ pub use kolo_transport::wire::{
     ClusterInfo, Exit, GenerationTable, GroupFilter, JobInfo, LogLine, Member, NodeInfo, Stdio,
     WorkerInfo,
 };
-#[cfg(feature = "local")]
-pub use local::{LocalCluster, LocalClusterBuilder};
 pub use macros::{executable, function, main};
 pub use registry::registry_digest;
 

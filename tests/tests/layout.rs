@@ -39,8 +39,6 @@ const LEFT: &[(&str, &str, usize)] = &[
     ("actors/src", "node", 11),
     ("runtime/src", "cli", 11),
     ("runtime/src", "cli::run", 8),
-    ("sdk/src", "", 10),
-    ("sdk/src", "call", 7),
     ("tests/harness/src", "", 2),
     ("transport/src", "", 4),
 ];

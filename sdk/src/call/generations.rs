@@ -6,19 +6,16 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use kolo_transport::ids::{CallId, Generation, ObjectId, Rank};
-use kolo_transport::wire::{GenerationTable, Outcome, RankFailure};
+use kolo_transport::wire::{CallOp, GenerationTable, Outcome, RankFailure};
 use tokio::sync::{Notify, broadcast, oneshot, watch};
 
 use super::failure::CallError;
-use super::group::{Bodies, Group, Request, Waiter};
-use super::object::Owner;
+use super::group::{CHANGES, Group, Listener, Waiter};
 use super::outbox::Permit;
+use super::request::{Bodies, Request};
 use super::spanning::{Process, SpanEffects, SpanTable};
 use super::table::End;
-use super::values::{Progress, Recovery};
-
-/// Why a generation takes no more calls that has lost nobody.
-pub(super) const CHANGES: &str = "the group is about to change";
+use super::values::{Progress, Recovery, Value};
 
 /// Generations that wait for a slow reader, at most.
 const NEWS: usize = 64;
@@ -70,7 +67,7 @@ struct State {
     /// Generations that still have calls, and the present one.
     groups: BTreeMap<Generation, Arc<Group>>,
     /// Values of executables that have handles.
-    values: BTreeMap<ObjectId, Weak<Owner>>,
+    values: BTreeMap<ObjectId, Arc<Value>>,
     /// Values that are being made. The present generation does not end between two calls before they have handles.
     making: BTreeSet<ObjectId>,
     /// Workers may have values.
@@ -237,28 +234,6 @@ impl Generations {
         Ok((call, answer))
     }
 
-    /// The future of a call that spans generations is gone.
-    pub(crate) fn cancel(&self, call: CallId) {
-        self.apply(|spans| spans.cancel(call));
-    }
-
-    /// A result of a call that is not one generation's own.
-    pub(super) fn result(
-        &self,
-        now: Instant,
-        call: (CallId, Process),
-        generation: Generation,
-        outcome: Outcome,
-        body: Bytes,
-    ) {
-        self.apply(|spans| spans.result(now, call, generation, outcome, body));
-    }
-
-    /// As [`SpanTable::lost`].
-    pub(super) fn lost(&self, process: Process, failure: &RankFailure, by: Option<Generation>) {
-        self.apply(|spans| spans.lost(process, failure, by));
-    }
-
     /// The head says that a rank of a generation is lost.
     pub(crate) fn reported_lost(&self, generation: Generation, failure: RankFailure) {
         let mut state = self.lock();
@@ -270,18 +245,6 @@ impl Generations {
         }
         drop(state);
         group.reported_lost(failure);
-    }
-
-    /// A generation takes no calls any more. It is `idle` if none is in flight there.
-    pub(super) fn is_over(&self, generation: Generation, idle: bool) {
-        self.present.send_if_modified(|present| {
-            let is_news = present.group.generation() == generation && !present.is_over;
-            present.is_over |= is_news;
-            is_news
-        });
-        if idle {
-            self.idle.notify_one();
-        }
     }
 
     /// The head asks to end a generation where that loses no work: between two calls, when each value is at its last commit.
@@ -310,28 +273,6 @@ impl Generations {
             });
             self.between_calls();
         }
-    }
-
-    /// Perhaps no call is under way.
-    pub(super) fn between_calls(&self) {
-        let mut state = self.lock();
-        let (Some(group), Some(offer)) = (self.offered(&state), state.offer) else {
-            return;
-        };
-        // Handles may be dropped meanwhile; their values are, when these owners are.
-        let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
-        let is_committed = |owner: &Arc<Owner>| owner.progress().is_committed();
-        let is_kept = state.making.is_empty()
-            && (offer.at_commit || owners.iter().all(is_committed));
-        if is_kept && !state.spans.is_given() && self.ends(&group, Group::rest) {
-            state.spans.hold();
-            state.offer = None;
-            state.holding = Some(offer.generation);
-            self.held.notify_one();
-            self.idle.notify_one();
-        }
-        drop(state);
-        drop(owners);
     }
 
     /// The generation that is to end, if it is the present one and no next one has begun.
@@ -387,20 +328,20 @@ impl Generations {
 
     /// A value was made in a generation. It lives on in the next ones, if that one is still the newest: else some members lack the
     /// value.
-    pub(super) fn adopt(&self, owner: &Arc<Owner>, made_in: Generation) -> Result<(), CallError> {
+    pub(super) fn adopt(&self, value: &Arc<Value>, made_in: Generation) -> Result<(), CallError> {
         let mut state = self.lock();
         if self.newest(&state).generation() != made_in {
             return Err(CallError::GenerationOver {
-                call: owner.class().to_owned(),
+                call: value.class.to_owned(),
                 generation: made_in,
                 lost: Vec::new(),
                 cause: "the next generation had begun before all ranks had made the value"
                     .to_owned(),
             });
         }
-        *owner.progress() = Progress::new(made_in);
-        (state.values).insert(owner.object(), Arc::downgrade(owner));
-        state.making.remove(&owner.object());
+        *value.progress() = Progress::new(made_in);
+        (state.values).insert(value.object, Arc::clone(value));
+        state.making.remove(&value.object);
         drop(state);
         self.between_calls();
         Ok(())
@@ -432,18 +373,27 @@ impl Generations {
             group.close(&end.reason);
         }
         (state.groups).insert(table.generation, Arc::clone(&group));
-        // Handles may be dropped meanwhile; their values are, when these owners are.
-        let owners: Vec<Arc<Owner>> = state.values.values().filter_map(Weak::upgrade).collect();
+        let values: Vec<_> = state.values.values().cloned().collect();
         let has_made = state.has_made;
         let effects = state.spans.generation(table);
         self.carry_out(state, effects);
         self.idle.notify_one();
-        // What new members get has the same order everywhere: calls that span generations, then values.
-        if has_made {
-            Recovery::begin(group, owners)
-        } else {
-            Recovery::nothing(group)
+        if !has_made {
+            return Recovery::nothing(group);
         }
+        // What new members get has the same order everywhere: calls that span generations, then values.
+        let recovery = Recovery::begin(Arc::clone(&group), values);
+        // A handle that has gone meanwhile may have said so before its value was asked for.
+        let state = self.lock();
+        let objects = recovery.objects();
+        let gone: Vec<_> = (objects.into_iter())
+            .filter(|object| !state.values.contains_key(object))
+            .collect();
+        drop(state);
+        for object in gone {
+            group.tell(CallOp::Drop { object }, &Bytes::new());
+        }
+        recovery
     }
 
     /// The newest generation takes calls.
@@ -486,12 +436,6 @@ impl Generations {
             present.is_over = true;
             present.ended = Some(end.clone());
         });
-    }
-
-    /// A node with members of a generation is not reached.
-    pub(crate) fn note_unreachable(&self, generation: Generation, why: String) {
-        self.lock().unreachable = Some((generation, why));
-        self.cut_off.notify_one();
     }
 
     /// Waits until a node with members of a generation is not reached: which generation, and why. Cancel safe.
@@ -558,5 +502,59 @@ impl Generations {
                 () = self.timer.notified() => {}
             }
         }
+    }
+}
+
+impl Listener for Generations {
+    fn is_over(&self, generation: Generation, idle: bool) {
+        self.present.send_if_modified(|present| {
+            let is_news = present.group.generation() == generation && !present.is_over;
+            present.is_over |= is_news;
+            is_news
+        });
+        if idle {
+            self.idle.notify_one();
+        }
+    }
+
+    fn between_calls(&self) {
+        let mut state = self.lock();
+        let (Some(group), Some(offer)) = (self.offered(&state), state.offer) else {
+            return;
+        };
+        let is_committed = |value: &Arc<Value>| value.progress().is_committed();
+        let is_kept =
+            state.making.is_empty() && (offer.at_commit || state.values.values().all(is_committed));
+        if is_kept && !state.spans.is_given() && self.ends(&group, Group::rest) {
+            state.spans.hold();
+            state.offer = None;
+            state.holding = Some(offer.generation);
+            self.held.notify_one();
+            self.idle.notify_one();
+        }
+    }
+
+    fn result(
+        &self,
+        now: Instant,
+        call: (CallId, Process),
+        generation: Generation,
+        outcome: Outcome,
+        body: Bytes,
+    ) {
+        self.apply(|spans| spans.result(now, call, generation, outcome, body));
+    }
+
+    fn lost(&self, process: Process, failure: &RankFailure, by: Option<Generation>) {
+        self.apply(|spans| spans.lost(process, failure, by));
+    }
+
+    fn note_unreachable(&self, generation: Generation, why: String) {
+        self.lock().unreachable = Some((generation, why));
+        self.cut_off.notify_one();
+    }
+
+    fn cancel(&self, call: CallId) {
+        self.apply(|spans| spans.cancel(call));
     }
 }

@@ -8,27 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use kolo_transport::frame::{self, Limits};
+use kolo_transport::frame;
 use kolo_transport::ids::{CallId, Generation, NodeId, ObjectId, Rank, Slot};
 use kolo_transport::runtime::Sends;
-use kolo_transport::wire::{CallFrame, CallOp, GenerationTable, RankFailure};
+use kolo_transport::wire::{CallFrame, CallOp, GenerationTable, Outcome, RankFailure};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::entry::{Completion, Effects, Waiters};
 use super::failure::CallError;
-use super::generations::{CHANGES, Generations};
 use super::outbox::{Outbox, Permit, Sink};
+use super::request::{Bodies, Request};
+use super::spanning::Process;
 use super::table::{CallTable, End};
-use crate::codec::CodecError;
-
-/// Longest arguments and results, in bytes.
-pub(crate) const MAX_BODY: usize = Limits::CALLS.body as usize;
 
 /// Bodies up to this length are copied behind their head; longer ones are sent as they are.
 const COPY_BELOW: usize = 16 * 1024;
-
-/// What a waiting future gets: one body for each of its ranks.
-pub(crate) type Bodies = Result<Vec<Bytes>, CallError>;
 
 /// Wakes a future, and counts as in flight until then.
 pub(crate) struct Waiter {
@@ -54,16 +48,6 @@ pub(crate) struct GroupNode {
     pub(crate) ranks: Vec<Rank>,
 }
 
-/// What is to be run.
-#[derive(Debug, Clone)]
-pub(crate) struct Request {
-    /// For error messages.
-    pub(crate) name: String,
-    pub(crate) op: CallOp,
-    pub(crate) body: Bytes,
-    pub(crate) deadline: Option<Duration>,
-}
-
 /// How many calls an executor may have in flight, all its generations together.
 #[derive(Debug, Clone)]
 pub(crate) struct InFlight {
@@ -80,20 +64,35 @@ impl InFlight {
     }
 }
 
-impl Request {
-    /// Whether it can be sent at all.
-    pub(crate) fn check(&self) -> Result<(), CallError> {
-        if self.body.len() <= MAX_BODY {
-            return Ok(());
-        }
-        Err(CallError::Arguments {
-            call: self.name.clone(),
-            reason: CodecError::TooLong {
-                type_name: "arguments",
-                limit: MAX_BODY,
-            },
-        })
-    }
+/// Why a generation takes no more calls that has lost nobody.
+pub(super) const CHANGES: &str = "the group is about to change";
+
+/// What the other generations of an elastic group hear from one of them.
+pub(crate) trait Listener: Send + Sync {
+    /// A generation takes no calls any more. It is `idle` if none is in flight there.
+    fn is_over(&self, generation: Generation, idle: bool);
+
+    /// Perhaps no call is under way.
+    fn between_calls(&self);
+
+    /// A result of a call that is not one generation's own.
+    fn result(
+        &self,
+        now: Instant,
+        call: (CallId, Process),
+        generation: Generation,
+        outcome: Outcome,
+        body: Bytes,
+    );
+
+    /// As [`SpanTable::lost`](super::spanning::SpanTable::lost).
+    fn lost(&self, process: Process, failure: &RankFailure, by: Option<Generation>);
+
+    /// A node with members of a generation is not reached.
+    fn note_unreachable(&self, generation: Generation, why: String);
+
+    /// The future of a call that spans generations is gone.
+    fn cancel(&self, call: CallId);
 }
 
 /// Calls to one generation of a group. Shared by its executor, handles, futures and the tasks of its channels.
@@ -106,7 +105,7 @@ pub(crate) struct Group {
     slots: Vec<(Slot, Rank)>,
     in_flight: InFlight,
     /// All generations of an elastic group.
-    elastic: Option<Weak<Generations>>,
+    elastic: Option<Weak<dyn Listener>>,
     objects: AtomicU64,
     state: Mutex<State>,
     /// Wakes the timer when there is something earlier to wait for.
@@ -127,7 +126,7 @@ impl Group {
         nodes: Vec<GroupNode>,
         sinks: Vec<impl Sink>,
         in_flight: InFlight,
-        elastic: Option<Weak<Generations>>,
+        elastic: Option<Weak<dyn Listener>>,
     ) -> Self {
         let world_size = nodes.iter().map(|node| node.ranks.len()).sum();
         let mut routes = vec![0; world_size];
@@ -189,7 +188,7 @@ impl Group {
         index.ok().map(|index| self.slots[index].1)
     }
 
-    fn elastic(&self) -> Option<Arc<Generations>> {
+    fn elastic(&self) -> Option<Arc<dyn Listener>> {
         self.elastic.as_ref()?.upgrade()
     }
 

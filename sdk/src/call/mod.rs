@@ -1,6 +1,7 @@
 //! Calls on the ranks of a group.
 
 mod busy;
+mod create;
 mod entry;
 mod failure;
 mod generations;
@@ -8,7 +9,9 @@ mod group;
 mod object;
 mod outbox;
 mod pending;
+mod request;
 mod scope;
+mod send;
 mod spanning;
 mod table;
 mod target;
@@ -28,22 +31,24 @@ use kolo_transport::wire::CallOp;
 use serde::de::DeserializeOwned;
 
 pub use busy::BusyRank;
+pub use create::{Create, CreateFuture};
 #[cfg(test)]
 pub(crate) use failure::tests::failure as test_failure;
 pub use failure::{CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use generations::GenerationChange;
 pub(crate) use generations::Generations;
+pub(crate) use group::{Group, GroupNode, InFlight, Listener};
+pub use object::Object;
 #[cfg(test)]
-pub(crate) use group::MAX_BODY;
-pub(crate) use group::{Group, GroupNode, InFlight};
-pub use object::{Create, CreateFuture, Object};
+pub(crate) use request::MAX_BODY;
 pub use scope::{All, One, Ranks, Scope};
 #[cfg(test)]
 pub(crate) use spanning::tests::table as test_table;
 
 use crate::codec::{self, CodecError};
-use group::Request;
-use pending::{Pending, Send};
+use pending::Pending;
+use request::Request;
+use send::Send;
 pub(crate) use target::Target;
 pub(crate) use values::Recovery;
 

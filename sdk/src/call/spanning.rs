@@ -17,7 +17,7 @@ use kolo_transport::wire::{Exit, FailureKind, GenerationTable, Member, Outcome, 
 
 use super::entry::Completion;
 use super::failure::{CallError, RankCause, RankError};
-use super::group::Request;
+use super::request::Request;
 use super::table::{ECHO_WAIT, End};
 
 /// The name of one process of a job.

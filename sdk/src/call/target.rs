@@ -6,7 +6,7 @@ use kolo_transport::ids::Generation;
 use kolo_transport::wire::RankFailure;
 
 use super::generations::{Generations, Present};
-use super::group::Group;
+use super::group::{Group, Listener as _};
 use super::table::End;
 
 /// A group that never changes, or the present generation of one that does.

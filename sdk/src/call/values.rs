@@ -5,7 +5,8 @@
 //! has asked which commit the value is at.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use kolo_transport::ids::{Generation, ObjectId, Rank};
@@ -13,9 +14,48 @@ use kolo_transport::wire::CallOp;
 
 use super::failure::{CallError, CallErrorKind};
 use super::group::Group;
-use super::object::Owner;
 use super::pending::Pending;
+use super::request::Request;
 use crate::codec;
+
+/// One value of an executable on every rank.
+pub(crate) struct Value {
+    pub(super) object: ObjectId,
+    pub(super) class: &'static str,
+    /// By which it is made where it is missing, in an elastic group.
+    pub(super) args: Bytes,
+    pub(super) deadline: Option<Duration>,
+    pub(super) progress: Mutex<Progress>,
+}
+
+impl Value {
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        // Nothing in there panics half-way.
+        (self.progress.lock()).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a call, which counts from then on: its answer may come before `send` is back.
+    pub(super) fn counted<T>(
+        &self,
+        send: impl FnOnce() -> Result<T, CallError>,
+    ) -> Result<T, CallError> {
+        self.progress().count();
+        send().inspect_err(|_| self.progress().discount())
+    }
+
+    /// The call that brings the value to its last commit.
+    fn request(&self) -> Request {
+        Request {
+            name: self.class.to_owned(),
+            op: CallOp::Recover {
+                object: self.object,
+                class: self.class.to_owned(),
+            },
+            body: self.args.clone(),
+            deadline: self.deadline,
+        }
+    }
+}
 
 /// The progress of one value.
 #[derive(Debug)]
@@ -110,27 +150,32 @@ impl Progress {
 /// Values on their way to a generation.
 pub(crate) struct Recovery {
     group: Arc<Group>,
-    values: Vec<(Arc<Owner>, Result<Pending, CallError>)>,
+    values: Vec<(Arc<Value>, Result<Pending, CallError>)>,
 }
 
 impl Recovery {
     /// Asks all ranks for these values, in the same order everywhere, and for nothing else that was made before.
-    pub(super) fn begin(group: Arc<Group>, owners: Vec<Arc<Owner>>) -> Self {
-        let kept: Vec<ObjectId> = owners.iter().map(|owner| owner.object()).collect();
+    pub(super) fn begin(group: Arc<Group>, values: Vec<Arc<Value>>) -> Self {
+        let kept: Vec<ObjectId> = values.iter().map(|value| value.object).collect();
         match codec::encode(&kept) {
             Ok(list) => group.tell(CallOp::Retain, &Bytes::from(list)),
             // A list of numbers.
             Err(error) => tracing::error!(%error, "values that were dropped stay on their workers"),
         }
         let all: Vec<Rank> = (0..group.world_size() as u32).map(Rank).collect();
-        let recover = |owner: Arc<Owner>| {
+        let recover = |value: Arc<Value>| {
             let permit = Group::permit_beside();
             let sent =
-                Pending::send_whole(Arc::clone(&group), owner.request(), all.clone(), permit);
-            (owner, sent)
+                Pending::send_whole(Arc::clone(&group), value.request(), all.clone(), permit);
+            (value, sent)
         };
-        let values = owners.into_iter().map(recover).collect();
+        let values = values.into_iter().map(recover).collect();
         Self { group, values }
+    }
+
+    /// The values.
+    pub(super) fn objects(&self) -> Vec<ObjectId> {
+        self.values.iter().map(|(value, _)| value.object).collect()
     }
 
     /// A generation without values.
@@ -152,14 +197,14 @@ impl Recovery {
     /// its calls, and keeps no others back. Cancel safe.
     pub(crate) async fn done(&mut self) -> bool {
         let generation = self.group.generation();
-        while let Some((owner, sent)) = self.values.last_mut() {
+        while let Some((value, sent)) = self.values.last_mut() {
             let answer = match sent {
                 Ok(pending) => poll_fn(|cx| pending.poll(cx)).await,
                 Err(error) => Err(error.clone()),
             };
             let at = answer.and_then(|bodies| {
                 let body = bodies.first().cloned().unwrap_or_default();
-                let commit = super::decode(owner.class(), Rank(0), &body)?;
+                let commit = super::decode(value.class, Rank(0), &body)?;
                 Ok((generation, commit))
             });
             if let Err(error) = &at {
@@ -169,12 +214,12 @@ impl Recovery {
                         return false;
                     }
                     _ => {
-                        let value = owner.class();
-                        tracing::error!(%generation, value, %error, "a value is lost");
+                        let class = value.class;
+                        tracing::error!(%generation, class, %error, "a value is lost");
                     }
                 }
             }
-            owner.progress().recovered(at);
+            value.progress().recovered(at);
             self.values.pop();
         }
         true

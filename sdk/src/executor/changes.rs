@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::nodes::{self, Channels, Nodes, is_stale};
 use super::output::Printing;
-use crate::call::{Generations, InFlight, Recovery};
+use crate::call::{Generations, InFlight, Listener as _, Recovery};
 
 /// How long to wait before a node that can't be reached is tried again.
 const AGAIN: Duration = Duration::from_millis(200);

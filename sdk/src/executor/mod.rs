@@ -5,7 +5,6 @@ mod changes;
 mod job;
 mod nodes;
 mod output;
-pub(crate) mod program;
 mod recovery;
 mod start;
 mod upload;
@@ -28,7 +27,6 @@ use crate::error::ShutdownError;
 use crate::executable::Executable;
 use crate::function::{ArgumentTuple, Function, IntoArgs, Marked};
 pub use crate::options::{Amount, Count};
-pub(crate) use crate::options::{LANE, RINGS};
 use job::{JobEnd, JobStatus, stop_limit};
 
 /// A running group of workers: one process per rank, each with this program's functions and executables.

@@ -13,7 +13,7 @@ use kolo_transport::wire::{
 use tokio::task::JoinSet;
 
 use super::upload::{self, Progress};
-use crate::call::{Generations, Group, GroupNode, InFlight};
+use crate::call::{Group, GroupNode, InFlight, Listener};
 use crate::cluster::{Cluster, NodeConnectError};
 use crate::error::StartError;
 
@@ -45,7 +45,7 @@ impl Channels {
     pub(super) fn into_group(
         self,
         in_flight: InFlight,
-        elastic: Option<Weak<Generations>>,
+        elastic: Option<Weak<dyn Listener>>,
     ) -> (Group, Vec<FrameReceiver>) {
         let group = Group::new(self.table, self.nodes, self.sinks, in_flight, elastic);
         (group, self.replies)

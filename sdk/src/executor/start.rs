@@ -12,15 +12,16 @@ use kolo_transport::wire::{
 };
 use tokio::task::JoinSet;
 
+use super::Executor;
 use super::changes::Changes;
 use super::job::{Job, JobStatus};
 use super::nodes::{self, Channels, Nodes, is_stale};
 use super::output::{Output, Printing};
-use super::{Executor, program};
 use crate::call::{Generations, InFlight, Target};
 use crate::cluster::Cluster;
 use crate::error::StartError;
 use crate::options::Options;
+use crate::program;
 
 /// What the driver waits beyond the start timeout: the head keeps to the timeout too, and knows better what went wrong.
 const HEAD_HAS_THE_WORD: Duration = Duration::from_secs(3);

@@ -9,8 +9,8 @@ use kolo_transport::session::{Connection, FrameSender, Stream};
 use kolo_transport::wire::{NodeReply, NodeRequest, PlacedNode, Program};
 use serde::Serialize;
 
-use super::program::Pieces;
 use crate::error::StartError;
+use crate::program::Pieces;
 
 /// Bytes of the program in one frame.
 const PIECE: usize = 512 * 1024;

@@ -29,21 +29,9 @@ pub(crate) enum LoopEnd {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoopError {
     #[error("the call socket brought what is no call: {0}")]
-    Protocol(FrameError),
+    Protocol(#[from] FrameError),
     #[error("the call socket failed: {0}")]
-    Io(io::Error),
-}
-
-impl From<FrameError> for LoopError {
-    fn from(error: FrameError) -> Self {
-        Self::Protocol(error)
-    }
-}
-
-impl From<io::Error> for LoopError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
+    Io(#[from] io::Error),
 }
 
 /// Serves calls until the socket ends or `stopping` is set. Every call that was begun is answered.

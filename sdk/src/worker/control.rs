@@ -22,8 +22,7 @@ use super::links::{LinkConnector, Links};
 use super::listener::Listener;
 use super::plane::Plane;
 use super::renewals::Renewals;
-use super::session::Session;
-use crate::context::Context;
+use crate::context::{Context, Session};
 
 /// How long the end waits for the data plane's peers.
 const CLOSE: Duration = Duration::from_millis(100);

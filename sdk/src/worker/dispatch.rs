@@ -16,11 +16,9 @@ use tokio::runtime::Runtime;
 use super::object::Object;
 use super::panics;
 use super::reply::Reply;
-use super::running::Running;
-use super::session::Session;
 use crate::__private::{Arguments, CreateFn, Created, Ended, FunctionFn, MethodFn};
 use crate::codec;
-use crate::context::Context;
+use crate::context::{Context, Running, Session};
 use crate::elastic::StateError;
 use crate::registry::{ClassEntry, Registry, UnknownName};
 

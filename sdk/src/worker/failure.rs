@@ -28,29 +28,11 @@ pub(crate) enum ControlError {
     )]
     NodeIp { given: String },
     #[error("no certificate for the data plane: {0}")]
-    Certificate(IdentityError),
+    Certificate(#[from] IdentityError),
     #[error("the data plane can't listen: {0}")]
-    Bind(BindError),
+    Bind(#[from] BindError),
     #[error("the node's introduction makes no sense: {0}")]
-    Group(CollectiveError),
-}
-
-impl From<IdentityError> for ControlError {
-    fn from(error: IdentityError) -> Self {
-        Self::Certificate(error)
-    }
-}
-
-impl From<BindError> for ControlError {
-    fn from(error: BindError) -> Self {
-        Self::Bind(error)
-    }
-}
-
-impl From<CollectiveError> for ControlError {
-    fn from(error: CollectiveError) -> Self {
-        Self::Group(error)
-    }
+    Group(#[from] CollectiveError),
 }
 
 impl From<FrameError> for ControlError {

@@ -19,7 +19,7 @@ use kolo_transport::wire::{FromWorker, GenerationTable, Member};
 use tokio::sync::{oneshot, watch};
 
 use super::plane::Plane;
-use crate::executor::RINGS;
+use crate::options::RINGS;
 
 /// The node that had a process says within this time after the end of its links why it ended.
 const WORD: Duration = Duration::from_secs(1);

@@ -8,7 +8,6 @@ mod calls;
 mod control;
 mod dispatch;
 mod failure;
-mod generations;
 mod links;
 mod listener;
 mod logging;
@@ -18,8 +17,6 @@ mod panics;
 mod plane;
 mod renewals;
 mod reply;
-mod running;
-mod session;
 #[cfg(test)]
 mod tests;
 
@@ -32,22 +29,16 @@ use std::time::Duration;
 
 use kolo_transport::{FrameError, TransportRuntime};
 
-pub(crate) use self::generations::Generations;
 pub(crate) use self::panics::trimmed;
 #[doc(hidden)]
 pub use self::reply::Reply;
-pub(crate) use self::running::Running;
-pub(crate) use self::session::Session;
 
 use self::calls::{LoopEnd, LoopError};
 use self::control::{Control, Verdict};
 use self::dispatch::Dispatcher;
 use self::failure::ControlError;
-use crate::entry::{self, Role};
+use crate::entry::{self, Role, WORKER_FDS};
 use crate::registry::Registry;
-
-/// Names the call socket and the control socket: two numbers of descriptors, with a comma.
-pub(crate) const WORKER_FDS: &str = "KOLO_WORKER_FDS";
 
 /// Exit codes. They follow `sysexits.h`.
 const EXIT_NODE_GONE: i32 = 69;

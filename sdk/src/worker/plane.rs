@@ -13,7 +13,7 @@ use kolo_transport::{
 };
 
 use super::failure::ControlError;
-use crate::executor::LANE;
+use crate::options::LANE;
 
 /// The IP address under which other nodes reach this one, set by the node.
 const NODE_IP: &str = "KOLO_NODE_IP";

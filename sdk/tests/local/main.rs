@@ -320,7 +320,7 @@ fn exit_on(ctx: &Context, rank: usize) {
 
 #[kolo::function]
 async fn never_ends() {
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn two_by_two() -> kolo::Result<Executor> {

@@ -22,9 +22,8 @@ use std::thread::JoinHandle;
 use kolo_transport::ids::{CrossRank, Incarnation, JobId, LocalRank, NodeId, Rank, Slot};
 use kolo_transport::wire::Member;
 
-use crate::context::Context;
+use crate::context::{Context, Session};
 use crate::registry::Registry;
-use crate::worker::Session;
 use crate::worker::calls::{LoopEnd, LoopError, serve};
 use crate::worker::dispatch::Dispatcher;
 use caller::Caller;

@@ -1,5 +1,9 @@
 //! What user code knows of the worker that it runs in.
 
+mod generations;
+mod running;
+mod session;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -13,7 +17,9 @@ use kolo_transport::wire::Member;
 
 use crate::__private::Ended;
 use crate::elastic::{self, Elastic, ElasticError, Interrupt, State};
-use crate::worker::{Generations, Running, Session};
+use generations::Generations;
+pub(crate) use running::Running;
+pub(crate) use session::Session;
 
 /// The worker that user code runs in: its ranks, its job, its communicator and the call that runs now.
 ///

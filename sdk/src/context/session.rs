@@ -9,9 +9,9 @@ use kolo_transport::wire::worker::FailedOperation;
 use kolo_transport::wire::{CallFailure, FailureKind, FromWorker, Kept};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::Context;
 use super::running::{Running, Stopped};
 use crate::__private::Ended;
-use crate::context::Context;
 use crate::elastic::{Cause, NoGeneration};
 
 /// Shared by the main thread, which runs calls, the control thread, which hears of generations, and elastic loops, which wait for
@@ -329,7 +329,7 @@ fn failed(cause: &Cause) -> Option<FailedOperation> {
 
 impl Stopped {
     /// The failure of the call.
-    pub(super) fn failure(self, place: &str) -> CallFailure {
+    pub(crate) fn failure(self, place: &str) -> CallFailure {
         let (kind, what) = match self {
             Self::Cancelled => (FailureKind::Cancelled, "the call was cancelled"),
             Self::Deadline => (FailureKind::Deadline, "the call's deadline passed"),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::Context;
 use super::session::Session;
-use crate::context::Context;
 use crate::elastic::{Cause, Epoch, Membership, NoGeneration};
 use crate::error::Error;
 

@@ -9,9 +9,10 @@ use kolo_transport::descriptors::make_room;
 use kolo_transport::ids::NodeId;
 use kolo_transport::runtime::TransportRuntime;
 
-use crate::cluster::Cluster;
+use super::Cluster;
 use crate::error::ConnectError;
-use crate::executor::{Amount, program};
+use crate::options::Amount;
+use crate::program;
 
 /// Least number of slots of [`Cluster::local`], so that programs for a few workers run on small machines too.
 const LEAST_SLOTS: u32 = 4;
@@ -19,8 +20,6 @@ const LEAST_SLOTS: u32 = 4;
 /// Descriptors of the links and the head, and of each node. Workers need more.
 const OWN_DESCRIPTORS: u64 = 32;
 const NODE_DESCRIPTORS: u64 = 16;
-
-pub(crate) use kolo_runtime::local::PATIENCE;
 
 /// Head and nodes inside this process; worker processes as usual. For tests, examples and machines without a cluster.
 ///
