@@ -1,4 +1,4 @@
-//! Supervision of worker processes: the warden, spawning, output, exit and stop.
+//! Supervision of worker processes: the warden, spawning, exit and stop.
 //!
 //! A daemon does not start workers itself. It starts a *warden* ([`Warden::start`]): its own program again,
 //! small and single-threaded, which forks the workers, watches them and reports how they end. This gives
@@ -27,7 +27,6 @@
 mod error;
 mod folder;
 mod front;
-mod lines;
 mod procfs;
 mod protocol;
 mod request;
@@ -40,7 +39,6 @@ mod warden;
 pub use error::SpawnError;
 pub use folder::take_file;
 pub use front::{Side, divide, ignores};
-pub use lines::{LineReader, MAX_LINE, pipe};
 pub use protocol::WARDEN_FD_VAR;
 pub use request::{FIRST_FD, LAST_FD, MAX_FDS, SpawnRequest};
 pub use signal::Signal;
@@ -52,4 +50,13 @@ pub use warden::run_if_warden;
 /// milliseconds for each 100 MiB. Other C libraries than glibc do it by themselves.
 pub fn give_back_memory() {
     sys::trim_heap();
+}
+
+/// A pipe: read end and write end, both close-on-exec and blocking.
+///
+/// # Errors
+///
+/// If there are no descriptors left.
+pub fn pipe() -> std::io::Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd)> {
+    Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }

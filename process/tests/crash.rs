@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{LIMIT, program, script, within};
-use kolo_process::{LineReader, Warden, pipe, run_if_warden};
+use common::{LIMIT, LineReader, program, script, within};
+use kolo_process::{Warden, pipe, run_if_warden};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
@@ -202,7 +202,7 @@ impl Daemon {
         Self {
             child,
             owner,
-            lines: LineReader::new(read).unwrap(),
+            lines: LineReader::new(read),
             named: Vec::new(),
         }
     }
@@ -212,7 +212,6 @@ impl Daemon {
         let line = within(self.lines.next_line())
             .await
             .expect("the daemon runs");
-        let line = String::from_utf8(line).unwrap();
         let (name, pid) = line.split_once(' ').unwrap();
         let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();

@@ -331,7 +331,7 @@ async fn a_runtime_that_ends_ends_its_processes() {
     assert!(matches!(error, SpawnError::WardenLost { .. }), "{error}");
     assert!(warden.is_lost());
     assert_eq!(within(child.wait()).await, Exit::Unknown);
-    let mut lines = kolo_process::LineReader::new(stdout).unwrap();
+    let mut lines = common::LineReader::new(stdout);
     assert_eq!(common::rest(&mut lines).await, [""; 0]);
     within(warden.close()).await;
 }
@@ -375,7 +375,7 @@ async fn when_the_warden_is_killed_its_processes_die_and_are_reported() {
 async fn a_spawn_that_nobody_waits_for_leaves_no_process() {
     let warden = warden().await;
     let request = script("exec sleep 1000");
-    let mut lines = kolo_process::LineReader::new(request.stdout).unwrap();
+    let mut lines = common::LineReader::new(request.stdout);
     {
         let spawn = warden.spawn(request.request);
         tokio::pin!(spawn);

@@ -41,7 +41,7 @@ async fn round() {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let request = request.fd(theirs.into(), 3);
         let (stdout, request) = (request.stdout, request.request);
-        readers.push((ours, kolo_process::LineReader::new(stdout).unwrap()));
+        readers.push((ours, common::LineReader::new(stdout)));
         let warden = warden.clone();
         starts.spawn(async move { (index, warden.spawn(request).await) });
     }
@@ -59,7 +59,7 @@ async fn round() {
             continue;
         };
         let expected = format!("{index} {}", child.pid());
-        assert_eq!(within(lines.next_line()).await, Some(expected.into_bytes()));
+        assert_eq!(within(lines.next_line()).await, Some(expected));
         assert_eq!(child.exit(), None);
         drop(ours);
         let code = i32::try_from(index).unwrap();

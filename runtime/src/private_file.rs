@@ -1,12 +1,10 @@
 //! Files and folders that are their owner's alone: replaced as a whole, and locked.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use kolo_transport::RandomId as _;
-use kolo_transport::ids::DriverId;
 use rustix::fs::{FlockOperation, flock};
 
 /// Makes a folder and its parents (mode 0700). One that is there is left as it is.
@@ -59,29 +57,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
             "a folder, pipe, socket or device is not replaced; give the path of a file",
         ));
     }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{:016x}.tmp", DriverId::random().0));
-    let temporary = parent.join(name);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| {
-            file.write_all(content)?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temporary, path));
-    if let Err(error) = written {
-        // The first error is the one to tell.
-        fs::remove_file(&temporary).ok();
-        return Err(error);
-    }
-    File::open(parent)?.sync_all()
+    kolo_transport::files::replace(path, content)
 }
 
 #[cfg(test)]

@@ -78,13 +78,13 @@ impl Authority {
         files::check_dir(dir)?;
         if !path.exists() {
             let new = Self::create(ClusterId::random())?;
-            let mut pem = files::pem("CERTIFICATE", &new.certificate);
-            pem.push_str(&files::pem(
-                "PRIVATE KEY",
-                &new.issuer.key().serialize_der(),
-            ));
-            if files::stage(&path, pem.as_bytes())?.create()? {
-                files::sync_dir(dir)?;
+            let pem = files::pem([
+                ("CERTIFICATE", &new.certificate),
+                ("PRIVATE KEY", &new.issuer.key().serialize_der()),
+            ]);
+            let staged = files::stage(&path, pem.as_bytes()).and_then(files::Staged::create);
+            if staged.map_err(files::failed(&path))? {
+                files::sync_dir(dir).map_err(files::failed(dir))?;
                 return Ok(new);
             }
         }

@@ -183,13 +183,13 @@ impl Credentials {
     }
 
     fn write(&self, dir: &Path) -> Result<(), IdentityError> {
-        let pem = [
-            files::pem("PRIVATE KEY", &self.inner.key.serialize_der()),
-            files::pem("CERTIFICATE", &self.inner.certificate),
-            files::pem("CERTIFICATE", &self.inner.authority),
-        ];
-        files::stage(&dir.join(FILE), pem.concat().as_bytes())?.replace()?;
-        files::sync_dir(dir)
+        let pem = files::pem([
+            ("PRIVATE KEY", &self.inner.key.serialize_der()),
+            ("CERTIFICATE", &self.inner.certificate),
+            ("CERTIFICATE", &self.inner.authority),
+        ]);
+        let path = dir.join(FILE);
+        files::replace(&path, pem.as_bytes()).map_err(files::failed(&path))
     }
 
     /// Whether a folder has what [`Credentials::load`] reads, good or not.

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use pem::{EncodeConfig, LineEnding, Pem, encode_config};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::identity::IdentityError;
@@ -27,7 +28,7 @@ pub(crate) fn create_dir(dir: &Path) -> Result<(), IdentityError> {
         .create(dir)
         .map_err(failed(dir))?;
     match dir.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
+        Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent).map_err(failed(parent)),
         _ => Ok(()),
     }
 }
@@ -95,10 +96,22 @@ pub(crate) fn check_dir(dir: &Path) -> Result<(), IdentityError> {
     }
 }
 
-pub(crate) fn sync_dir(dir: &Path) -> Result<(), IdentityError> {
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(failed(dir))
+/// Waits until the names in a folder are on the disk.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Puts a file in its place (mode 0600), over one that is there, so that a crash leaves the old or the new one.
+///
+/// # Errors
+///
+/// What the operating system said. The old file is as it was then.
+pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    stage(path, content)?.replace()?;
+    sync_dir(match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    })
 }
 
 /// A file under a passing name, removed unless it is moved to its own.
@@ -108,7 +121,7 @@ pub(crate) struct Staged {
 }
 
 /// Writes `content` beside `path`, mode 0600, down to the disk.
-pub(crate) fn stage(path: &Path, content: &[u8]) -> Result<Staged, IdentityError> {
+pub(crate) fn stage(path: &Path, content: &[u8]) -> io::Result<Staged> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{:016x}.tmp", random_u64()));
     let staged = Staged {
@@ -123,23 +136,22 @@ pub(crate) fn stage(path: &Path, content: &[u8]) -> Result<Staged, IdentityError
         .and_then(|mut file| {
             file.write_all(content)?;
             file.sync_all()
-        })
-        .map_err(failed(path))?;
+        })?;
     Ok(staged)
 }
 
 impl Staged {
     /// Puts the file in its place, over one that is there.
-    pub(crate) fn replace(self) -> Result<(), IdentityError> {
-        fs::rename(&self.temporary, &self.path).map_err(failed(&self.path))
+    fn replace(self) -> io::Result<()> {
+        fs::rename(&self.temporary, &self.path)
     }
 
     /// Puts the file in its place unless one is there. Whether it did.
-    pub(crate) fn create(self) -> Result<bool, IdentityError> {
+    pub(crate) fn create(self) -> io::Result<bool> {
         match fs::hard_link(&self.temporary, &self.path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(failed(&self.path)(error)),
+            Err(error) => Err(error),
         }
     }
 }
@@ -151,49 +163,16 @@ impl Drop for Staged {
     }
 }
 
-/// One block of PEM.
-pub(crate) fn pem(label: &str, der: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut out = format!("-----BEGIN {label}-----\n");
-    for line in der.chunks(48) {
-        for group in line.chunks(3) {
-            let bytes = [
-                group[0],
-                group.get(1).copied().unwrap_or(0),
-                group.get(2).copied().unwrap_or(0),
-            ];
-            let word = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
-            for position in 0..4 {
-                if position <= group.len() {
-                    let index = (word >> (18 - 6 * position)) & 63;
-                    out.push(char::from(ALPHABET[index as usize]));
-                } else {
-                    out.push('=');
-                }
-            }
-        }
-        out.push('\n');
-    }
-    out + "-----END " + label + "-----\n"
+/// These blocks, each with its label, in PEM.
+pub(crate) fn pem<const N: usize>(blocks: [(&str, &[u8]); N]) -> String {
+    let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
+    let encode = |(label, der)| encode_config(&Pem::new(label, der), config);
+    blocks.map(encode).concat()
 }
 
 #[cfg(test)]
 mod tests {
-    use rustls_pki_types::CertificateDer;
-    use rustls_pki_types::pem::PemObject;
-
     use super::*;
-
-    #[test]
-    fn pem_reads_back() {
-        for length in 0..200_u8 {
-            let der: Vec<u8> = (0..length).map(|i| i.wrapping_mul(37)).collect();
-            let text = pem("CERTIFICATE", &der);
-            let back = CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
-            assert_eq!(&back[..], &der[..], "{text}");
-            assert!(text.lines().all(|line| line.len() <= 64));
-        }
-    }
 
     #[test]
     fn what_a_crash_has_left_is_removed_and_nothing_else() {
@@ -216,7 +195,7 @@ mod tests {
         assert!(stage(&path, b"one").unwrap().create().unwrap());
         assert!(!stage(&path, b"two").unwrap().create().unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");
-        stage(&path, b"three").unwrap().replace().unwrap();
+        replace(&path, b"three").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"three");
         drop(stage(&path, b"four").unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"three");

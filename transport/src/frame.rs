@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::session::{CloseCode, ConnectionLost};
+use crate::end::{CloseCode, ConnectionLost};
 
 /// A body up to so many bytes is copied behind its head, to write both at once.
 const SMALL_BODY: usize = 64 * 1024;

@@ -3,21 +3,25 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use actix::{Actor, AsyncContext, Context, Handler};
+use actix::{Actor, Addr, AsyncContext, Context, Handler};
 use kolo_core::head::HeadCore;
-use kolo_core::head::messages::{Input, LinkEnd, Now, Output, RequestId, Settings};
+use kolo_core::head::messages::{
+    AskId, Input, LinkEnd, Now, Output, Question, RequestId, Settings,
+};
+use kolo_transport::CloseCode;
 use kolo_transport::awake::{AwakeClock, TICK};
-use kolo_transport::session::CloseCode;
+use kolo_transport::wire::HeadReply;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::beats::Beats;
 use super::link::{RendezvousHost, TellNews};
 use super::log;
-use super::messages::Happened;
+use super::messages::{Happened, Way, stopping};
 use super::ways::Ways;
 use crate::later::{Timer, later};
 
@@ -174,4 +178,20 @@ impl Handler<Happened> for Coordinator {
         }
         self.step(ctx, input);
     }
+}
+
+/// Asks the head, and waits for the answer. When the future is dropped, the question is forgotten in time.
+pub async fn ask(head: &Addr<Coordinator>, question: Question) -> HeadReply {
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    let ask = AskId(ASKED.fetch_add(1, Ordering::Relaxed));
+    let (answer, answered) = oneshot::channel();
+    let asked = head.send(Happened {
+        input: Input::Asked { ask, question },
+        way: Some(Way::Answer(ask, answer)),
+    });
+    let reply = match asked.await {
+        Ok(()) => answered.await.ok(),
+        Err(_) => None,
+    };
+    reply.unwrap_or_else(|| HeadReply::Refused(stopping()))
 }

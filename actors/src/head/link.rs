@@ -10,8 +10,8 @@ use kolo_core::head::job::Reply;
 use kolo_core::head::messages::Opening;
 use kolo_core::membership::Process;
 use kolo_core::rendezvous::{DoorNews, DoorOpening};
+use kolo_transport::CloseCode;
 use kolo_transport::ids::JobId;
-use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{GenerationTable, NodeRequest};
 
 /// A future that may move between threads.

@@ -2,16 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use actix::{Addr, Message};
-use kolo_core::head::messages::{AskId, Input, Question};
+use actix::Message;
+use kolo_core::head::messages::{AskId, Input};
 use kolo_core::head::registry::Session;
 use kolo_transport::ids::JobId;
 use kolo_transport::wire::{HeadReply, JobEvent, Refusal, RefusalKind};
 use tokio::sync::{mpsc, oneshot};
 
-use super::actor::Coordinator;
 use super::link::NodeLink;
 
 /// Something has happened.
@@ -49,22 +47,6 @@ impl fmt::Debug for Way {
             Self::Answer(ask, _) => f.debug_tuple("Answer").field(ask).finish(),
         }
     }
-}
-
-/// Asks the head, and waits for the answer. When the future is dropped, the question is forgotten in time.
-pub async fn ask(head: &Addr<Coordinator>, question: Question) -> HeadReply {
-    static ASKED: AtomicU64 = AtomicU64::new(0);
-    let ask = AskId(ASKED.fetch_add(1, Ordering::Relaxed));
-    let (answer, answered) = oneshot::channel();
-    let asked = head.send(Happened {
-        input: Input::Asked { ask, question },
-        way: Some(Way::Answer(ask, answer)),
-    });
-    let reply = match asked.await {
-        Ok(()) => answered.await.ok(),
-        Err(_) => None,
-    };
-    reply.unwrap_or_else(|| HeadReply::Refused(stopping()))
 }
 
 /// The actor is gone, which it is only when the head stops.

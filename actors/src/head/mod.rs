@@ -12,7 +12,6 @@ pub mod messages;
 mod tests;
 mod ways;
 
-pub use actor::Coordinator;
+pub use actor::{Coordinator, ask};
 pub use beats::Beats;
 pub use link::{LocalFuture, NodeLink, RendezvousHost, SendFuture, TellNews};
-pub use messages::ask;

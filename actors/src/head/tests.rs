@@ -10,9 +10,9 @@ use kolo_core::head::messages::{Caller, Input, Opening, Question, Settings};
 use kolo_core::head::registry::Session;
 use kolo_core::membership::Process;
 use kolo_core::rendezvous::DoorOpening;
+use kolo_transport::CloseCode;
 use kolo_transport::identity::{Identity, Role};
 use kolo_transport::ids::{ClusterId, DriverId, Incarnation, JobId, NodeId, Slot};
-use kolo_transport::session::CloseCode;
 use kolo_transport::wire::{
     GenerationTable, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeEvent,
     NodeRegistration, NodeReply, NodeRequest, Placement, Program, ProgramHash, RefusalKind,
@@ -20,8 +20,9 @@ use kolo_transport::wire::{
 };
 use tokio::sync::{mpsc, watch};
 
+use super::ask;
 use super::link::{LocalFuture, NodeLink, RendezvousHost, SendFuture, TellNews};
-use super::messages::{Happened, Way, ask};
+use super::messages::{Happened, Way};
 use super::{Beats, Coordinator};
 
 /// Longer than any of these tests takes, and shorter than anybody's patience.

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use actix::prelude::*;
+use actix::Message;
 use kolo_core::node::messages::{AskId, Input};
 use kolo_transport::ids::JobId;
-use kolo_transport::wire::{NodeReply, NodeRequest, Refusal, RefusalKind, Resources};
+use kolo_transport::wire::{NodeReply, NodeRequest, Resources};
 use tokio::sync::oneshot;
-
-use super::colocator::NodeColocator;
 
 /// A question to the node.
 #[derive(Debug, Message)]
@@ -35,7 +33,7 @@ pub(super) struct Asks {
 }
 
 impl Asks {
-    fn ask(&mut self) -> (AskId, oneshot::Receiver<NodeReply>) {
+    pub(super) fn ask(&mut self) -> (AskId, oneshot::Receiver<NodeReply>) {
         self.count += 1;
         let (sender, receiver) = oneshot::channel();
         self.open.insert(AskId(self.count), sender);
@@ -51,39 +49,10 @@ impl Asks {
     }
 }
 
-impl Handler<Ask> for NodeColocator {
-    type Result = ResponseFuture<NodeReply>;
-
-    fn handle(&mut self, message: Ask, ctx: &mut Self::Context) -> Self::Result {
-        let (ask, answer) = self.asks.ask();
-        let input = match message {
-            Ask::Order(request) => Input::Order { ask, request },
-            Ask::StopAll { reason } => Input::StopAll { ask, reason },
-            Ask::Drain => Input::Drain { ask },
-            Ask::Flush => Input::Flush { ask },
-        };
-        self.step(input, ctx);
-        Box::pin(async {
-            answer.await.unwrap_or_else(|_| {
-                let refusal = Refusal::new(RefusalKind::Stopped, "this node is stopping");
-                NodeReply::Refused(refusal)
-            })
-        })
-    }
-}
-
 /// Something has happened: see [`Input`].
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Happened(pub Input);
-
-impl Handler<Happened> for NodeColocator {
-    type Result = ();
-
-    fn handle(&mut self, Happened(input): Happened, ctx: &mut Self::Context) {
-        self.step(input, ctx);
-    }
-}
 
 /// The jobs and resources of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,16 +71,3 @@ pub struct NodeSnapshot {
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "NodeSnapshot")]
 pub struct Snapshot;
-
-impl Handler<Snapshot> for NodeColocator {
-    type Result = MessageResult<Snapshot>;
-
-    fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
-        MessageResult(NodeSnapshot {
-            jobs: self.core.jobs().collect(),
-            total: self.core.total().clone(),
-            free: self.core.free().clone(),
-            leaving: self.core.is_leaving(),
-        })
-    }
-}

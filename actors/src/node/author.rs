@@ -59,17 +59,6 @@ impl Author {
         }
     }
 
-    /// Adds lines, with the time at which they were complete: now.
-    pub(super) fn push(&self, stream: Stdio, lines: impl IntoIterator<Item = Vec<u8>>) {
-        let now = now_ms();
-        let writer = self.writer();
-        self.output.add(|book| {
-            for line in lines {
-                book.push(writer, stream, now, &line);
-            }
-        });
-    }
-
     /// Keeps the lines of a piece of output.
     pub(super) fn keep(&self, stream: Stdio, time_ms: u64, piece: &[u8]) {
         let whole = piece.strip_suffix(b"\n").unwrap_or(piece);

@@ -8,9 +8,10 @@ use kolo_core::agent::{METRICS_GROUP, MetricHandler};
 use kolo_core::node::NodeCore;
 use kolo_core::node::messages::{Found, Input, Output};
 use kolo_transport::awake::{AwakeClock, TICK};
+use kolo_transport::wire::{NodeReply, Refusal, RefusalKind};
 use tokio::runtime::Handle;
 
-use super::asks::{Asks, Happened};
+use super::asks::{Ask, Asks, Happened, NodeSnapshot, Snapshot};
 use super::homes::Homes;
 use super::ports::NodeContext;
 use crate::agent::TracingMetrics;
@@ -24,8 +25,8 @@ const MAILBOX: usize = 256;
 pub struct NodeColocator {
     context: Arc<NodeContext>,
     clock: AwakeClock,
-    pub(super) core: NodeCore,
-    pub(super) asks: Asks,
+    core: NodeCore,
+    asks: Asks,
     homes: Homes,
     timer: Timer,
 }
@@ -54,7 +55,7 @@ impl NodeColocator {
         }
     }
 
-    pub(super) fn step(&mut self, input: Input, ctx: &mut Context<Self>) {
+    fn step(&mut self, input: Input, ctx: &mut Context<Self>) {
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
             for output in self.core.step(self.clock.now(), input) {
@@ -107,7 +108,7 @@ impl NodeColocator {
                 calls.open(&opening.start);
                 self.homes.open(opening);
             }
-            Output::Spawn(spawning) => self.homes.spawn(spawning, ctx.address()),
+            Output::Spawn(spawning) => self.homes.spawn(spawning, ctx.address().recipient()),
             Output::Tell(worker, message) => {
                 return Vec::from_iter(self.homes.tell(worker, message));
             }
@@ -160,5 +161,47 @@ impl Actor for NodeColocator {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.set_mailbox_capacity(MAILBOX);
+    }
+}
+
+impl Handler<Ask> for NodeColocator {
+    type Result = ResponseFuture<NodeReply>;
+
+    fn handle(&mut self, message: Ask, ctx: &mut Self::Context) -> Self::Result {
+        let (ask, answer) = self.asks.ask();
+        let input = match message {
+            Ask::Order(request) => Input::Order { ask, request },
+            Ask::StopAll { reason } => Input::StopAll { ask, reason },
+            Ask::Drain => Input::Drain { ask },
+            Ask::Flush => Input::Flush { ask },
+        };
+        self.step(input, ctx);
+        Box::pin(async {
+            answer.await.unwrap_or_else(|_| {
+                let refusal = Refusal::new(RefusalKind::Stopped, "this node is stopping");
+                NodeReply::Refused(refusal)
+            })
+        })
+    }
+}
+
+impl Handler<Happened> for NodeColocator {
+    type Result = ();
+
+    fn handle(&mut self, Happened(input): Happened, ctx: &mut Self::Context) {
+        self.step(input, ctx);
+    }
+}
+
+impl Handler<Snapshot> for NodeColocator {
+    type Result = MessageResult<Snapshot>;
+
+    fn handle(&mut self, _: Snapshot, _: &mut Self::Context) -> Self::Result {
+        MessageResult(NodeSnapshot {
+            jobs: self.core.jobs().collect(),
+            total: self.core.total().clone(),
+            free: self.core.free().clone(),
+            leaving: self.core.is_leaving(),
+        })
     }
 }

@@ -6,17 +6,23 @@ use std::sync::Arc;
 use kolo_core::node::colocator::{KILLED, millis};
 use kolo_core::node::environment;
 use kolo_core::node::messages::Wanted;
-use kolo_process::{Child, LineReader, Signal, SpawnRequest};
+use kolo_process::{Child, Signal, SpawnRequest};
 use kolo_transport::wire::{HealthCheck, Installed};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::launch::Launch;
+use super::leftovers::DRAIN;
 use super::ports::ProgramFinder;
 use super::warden::JobWarden;
-use super::worker::{DRAIN, Launch};
 
 /// Longest last words of a check in its failure, in characters.
 const MAX_WORDS: usize = 200;
+
+/// The last bytes of a check's output, among which its last words are looked for.
+const TAIL: usize = 8 << 10;
 
 /// Runs a check to its end, and to the end of what the check has started.
 ///
@@ -94,14 +100,13 @@ async fn start(
 
 /// The last line that is not empty, for people.
 async fn last_line(output: OwnedFd) -> Option<String> {
-    let mut lines = LineReader::new(output).ok()?;
-    let mut last = None;
-    while let Some(line) = lines.next_line().await {
-        let line = String::from_utf8_lossy(&line);
-        let line: String = line.trim().chars().take(MAX_WORDS).collect();
-        if !line.is_empty() {
-            last = Some(line.escape_debug().to_string());
-        }
+    let mut pipe = Receiver::from_owned_fd(output).ok()?;
+    let mut tail = Vec::new();
+    while pipe.read_buf(&mut tail).await.is_ok_and(|read| read > 0) {
+        tail.drain(..tail.len().saturating_sub(TAIL));
     }
-    last
+    let tail = String::from_utf8_lossy(&tail);
+    let words = tail.lines().map(str::trim).rfind(|line| !line.is_empty())?;
+    let words: String = words.chars().take(MAX_WORDS).collect();
+    Some(words.escape_debug().to_string())
 }

@@ -16,13 +16,16 @@ use kolo_transport::ids::{Incarnation, JobId, Rank, Slot};
 use kolo_transport::wire::{GenerationTable, HealthCheck, ToWorker, WorkerSignal};
 use tokio::sync::watch;
 
+use super::asks::Happened;
 use super::author::Author;
-use super::colocator::NodeColocator;
 use super::health;
+use super::launch::Launch;
+use super::leftovers::Stopping;
 use super::output::Output;
 use super::ports::{ControlError, ControlSender, NodeContext};
+use super::supervisor::WorkerPlan;
 use super::warden::JobWarden;
-use super::worker::{Launch, SignalWorker, Stopping, Worker, WorkerPlan};
+use super::worker::{SignalWorker, Worker};
 
 /// How long a job's output waits for its driver after the job's end.
 const UNCLAIMED: Duration = Duration::from_secs(30);
@@ -174,7 +177,7 @@ impl Homes {
         self.home(opening.stay).means = Some(Means { program, output });
     }
 
-    pub(super) fn spawn(&mut self, spawning: Spawning, node: Addr<NodeColocator>) {
+    pub(super) fn spawn(&mut self, spawning: Spawning, node: Recipient<Happened>) {
         let Spawning {
             worker,
             start,

@@ -1,31 +1,16 @@
 //! Workers that run a program which is installed on the host: no hello, no sockets, no calls.
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-
 use kolo_core::node::messages::WorkerEvent;
 use kolo_process::{Child, SpawnRequest};
-use kolo_transport::wire::{Account, OutputChunk, Stdio};
+use kolo_transport::wire::{Account, Stdio};
 use tokio::task::JoinHandle;
 
 use super::author::now_ms;
 use super::error_file::ErrorFile;
-use super::stream;
+use super::launch::InstalledFile;
+use super::leftovers::{DRAIN, drain, see_off};
+use super::supervisor::{NotStarted, STDERR_TAIL, Supervisor, WorkerPlan};
 use super::warden::JobWarden;
-use super::worker::{
-    DRAIN, NotStarted, STDERR_TAIL, Supervisor, WorkerPlan, drain, read_output, see_off,
-};
-
-/// A program that is installed on this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InstalledFile {
-    /// Where it is.
-    pub path: PathBuf,
-    /// Where its workers start; the daemon's directory if `None`.
-    pub cwd: Option<PathBuf>,
-    /// Whether rank 0 has the driver's input.
-    pub stdin: bool,
-}
 
 impl Supervisor {
     /// A worker's life, from its start to its end.
@@ -110,30 +95,9 @@ impl Supervisor {
                 stderr,
             })
             .await?;
-        let read = |pipe: OwnedFd, stdio: Stdio| {
-            let author = plan.author.clone();
-            let streamed = author
-                .output()
-                .stream()
-                .and_then(stream::OutputStream::sender);
-            match streamed {
-                Some(sender) => {
-                    let head = OutputChunk {
-                        rank: author.rank(),
-                        generation: plan.generation,
-                        stream: stdio,
-                        time_ms: 0,
-                    };
-                    self.context
-                        .runtime
-                        .spawn(stream::read(pipe, head, author, sender))
-                }
-                None => self.context.runtime.spawn(read_output(pipe, author, stdio)),
-            }
-        };
         let readers = vec![
-            read(stdout_reader, Stdio::Stdout),
-            read(stderr_reader, Stdio::Stderr),
+            self.read(plan, stdout_reader, Stdio::Stdout),
+            self.read(plan, stderr_reader, Stdio::Stderr),
         ];
         Ok((child, readers, error_file))
     }

@@ -10,19 +10,23 @@ mod error_file;
 mod health;
 mod homes;
 mod installed;
+mod launch;
+mod leftovers;
 mod output;
+mod pipe;
 mod ports;
+mod sent;
 mod stream;
+mod supervisor;
 mod warden;
 mod worker;
 
 pub use asks::{Ask, Happened, NodeSnapshot, Snapshot};
 pub use colocator::NodeColocator;
-pub use installed::InstalledFile;
+pub use launch::{InstalledFile, Launch, ProgramFile};
 pub use output::{Output, Outputs};
 pub use ports::{
     BoxFuture, CallPlane, CallsEnd, ControlError, ControlReceiver, ControlSender, HeadLink,
     NodeContext, ProgramFinder,
 };
 pub use stream::{Chunk, Taken};
-pub use worker::{Launch, ProgramFile};

@@ -292,11 +292,11 @@ mod tests {
         let mut cursor = output.cursor(&[], None);
         let (batch, more) = output.read(&mut cursor, 1000);
         assert!(batch.lines.is_empty() && more);
-        Author::new(output.clone(), Slot(0), Rank(0)).push(Stdio::Stdout, [b"one".to_vec()]);
+        Author::new(output.clone(), Slot(0), Rank(0)).keep(Stdio::Stdout, 7, b"one\n");
         changes.changed().await.unwrap();
         let (batch, more) = output.read(&mut cursor, 1000);
         assert_eq!(batch.lines[0].text, b"one");
-        assert!(batch.lines[0].time_ms > 1_700_000_000_000 && more);
+        assert!(batch.lines[0].time_ms == 7 && more);
         outputs.end(JobId(1));
         changes.changed().await.unwrap();
         assert!(!output.read(&mut cursor, 1000).1);
@@ -304,8 +304,11 @@ mod tests {
 
     /// Writes so many lines of 100 bytes for one rank.
     fn write(output: &Arc<Output>, rank: u32, lines: usize) {
-        Author::new(output.clone(), Slot(rank), Rank(rank))
-            .push(Stdio::Stdout, std::iter::repeat_n(vec![b'x'; 100], lines));
+        Author::new(output.clone(), Slot(rank), Rank(rank)).keep(
+            Stdio::Stdout,
+            0,
+            &[&[b'x'; 100][..], b"\n"].concat().repeat(lines),
+        );
     }
 
     fn count(output: &Output) -> usize {

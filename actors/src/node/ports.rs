@@ -18,8 +18,8 @@ use kolo_transport::wire::{GenerationTable, NodeEvent, Refusal, StartWorkers, To
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
+use super::launch::Launch;
 use super::output::Outputs;
-use super::worker::Launch;
 
 /// A future that is boxed.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -8,8 +8,10 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use kolo_process::{Child, LineReader, Signal, SpawnRequest, Warden, pipe};
+use kolo_process::{Child, Signal, SpawnRequest, Warden, pipe};
 use kolo_transport::wire::Exit;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::net::unix::pipe::Receiver;
 
 /// Longer than anything takes on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -77,9 +79,23 @@ impl Request {
     pub(crate) async fn start(self, warden: &Warden) -> Started {
         Started {
             child: within(warden.spawn(self.request)).await.unwrap(),
-            stdout: LineReader::new(self.stdout).unwrap(),
-            stderr: LineReader::new(self.stderr).unwrap(),
+            stdout: LineReader::new(self.stdout),
+            stderr: LineReader::new(self.stderr),
         }
+    }
+}
+
+/// The lines of the read end of a pipe.
+pub(crate) struct LineReader(Lines<BufReader<Receiver>>);
+
+impl LineReader {
+    pub(crate) fn new(pipe: OwnedFd) -> Self {
+        Self(BufReader::new(Receiver::from_owned_fd(pipe).unwrap()).lines())
+    }
+
+    /// The next line; `None` when all writers have closed the pipe.
+    pub(crate) async fn next_line(&mut self) -> Option<String> {
+        self.0.next_line().await.unwrap()
     }
 }
 
@@ -91,8 +107,7 @@ pub(crate) struct Started {
 
 impl Started {
     pub(crate) async fn line(&mut self) -> String {
-        let line = within(self.stdout.next_line()).await;
-        String::from_utf8(line.expect("a line")).unwrap()
+        within(self.stdout.next_line()).await.expect("a line")
     }
 
     /// All lines until every process that has the pipe is gone.
@@ -104,7 +119,7 @@ impl Started {
 pub(crate) async fn rest(reader: &mut LineReader) -> Vec<String> {
     let mut lines = Vec::new();
     while let Some(line) = within(reader.next_line()).await {
-        lines.push(String::from_utf8(line).unwrap());
+        lines.push(line);
     }
     lines
 }

@@ -9,8 +9,9 @@ use kolo_transport::frame::FrameError;
 use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::JobId;
 use kolo_transport::join::JoinError;
-use kolo_transport::session::{CloseCode, ConnectionLost, RequestError};
+use kolo_transport::session::RequestError;
 use kolo_transport::wire::{Refusal, RefusalKind};
+use kolo_transport::{CloseCode, ConnectionLost};
 
 use crate::ssh::UpError;
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kolo_transport::JoinHandler;
 use kolo_transport::authority::Authority;
 use kolo_transport::credentials::Credentials;
 use kolo_transport::endpoint::{Endpoint, EndpointConfig};
@@ -12,7 +13,6 @@ use kolo_transport::identity::Role;
 use kolo_transport::ids::{
     ClusterId, CrossRank, DriverId, Generation, Incarnation, JobId, LocalRank, NodeId, Rank, Slot,
 };
-use kolo_transport::join::JoinHandler;
 use kolo_transport::runtime::TransportRuntime;
 use kolo_transport::session::{Connection, FrameSender, Stream};
 use kolo_transport::token::{JoinToken, TokenBook, random_secret};

@@ -193,7 +193,7 @@ fn a_node_that_ends_the_connection_while_it_is_followed_is_told() {
     assert_eq!(printed.next().unwrap().unwrap(), "[0]<stdout>: tick");
     nodes[0]
         .endpoint
-        .close(kolo_transport::session::CloseCode::Shutdown, "going down");
+        .close(kolo_transport::CloseCode::Shutdown, "going down");
     // The other goes on.
     second.blocking_send(line(2, 0, 0, "tock")).unwrap();
     assert_eq!(printed.next().unwrap().unwrap(), "[2]<stdout>: tock");

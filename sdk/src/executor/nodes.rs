@@ -3,10 +3,11 @@
 use std::sync::{Arc, Weak};
 
 use futures_util::future::try_join_all;
+use kolo_transport::ConnectionLost;
 use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{NodeId, Rank};
 use kolo_transport::runtime::TransportRuntime;
-use kolo_transport::session::{Connection, ConnectionLost, FrameReceiver, FrameSender, Stream};
+use kolo_transport::session::{Connection, FrameReceiver, FrameSender, Stream};
 use kolo_transport::wire::{
     GenerationTable, NodeReply, NodeRequest, PlacedNode, Program, RefusalKind,
 };

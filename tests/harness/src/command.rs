@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use crate::cluster::{HarnessError, TestCluster};
+use crate::cluster::TestCluster;
+use crate::error::HarnessError;
 use crate::member::{CLI, TASK};
 
 /// The `kolo` command, without a cluster: `kolo run` runs on this machine.

@@ -33,13 +33,15 @@ mod builder;
 mod cluster;
 mod command;
 mod entry;
+mod error;
 mod frameworks;
 mod member;
 pub mod netns;
 mod process;
 
 pub use builder::{Mode, TestClusterBuilder};
-pub use cluster::{HarnessError, TestCluster};
+pub use cluster::TestCluster;
 pub use command::kolo;
 pub use entry::run_if_member;
+pub use error::HarnessError;
 pub use frameworks::Framework;

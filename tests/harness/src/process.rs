@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::oneshot;
 
-use crate::cluster::HarnessError;
+use crate::error::HarnessError;
 use crate::member::{Ready, TASK, Task};
 use crate::netns::Host;
 

@@ -26,9 +26,9 @@ use self::handshake::{HandshakeError, shake};
 pub use self::link::{LinkLost, TlsLink};
 pub use self::listener::TlsListener;
 use self::records::Records;
+use crate::end::ConnectionLost;
 use crate::endpoint::{BindError, ConnectError, Endpoint, EndpointConfig, Expect};
 use crate::identity::{Identity, identity_of};
-use crate::session::ConnectionLost;
 use crate::tls;
 
 /// The protocol of bulk connections, with its version.

@@ -11,14 +11,15 @@ use super::config::{EndpointConfig, MAX_STREAMS, RECEIVE_WINDOW};
 use super::peers::Peers;
 use super::{ALPN, ALPN_JOIN, peer_identity};
 use crate::awake::AwakeClock;
+use crate::end::CloseCode;
 use crate::flood::Flood;
 use crate::frame::FrameWriter;
 use crate::identity::Identity;
-use crate::join;
+use crate::joiners;
 use crate::live::LiveCredentials;
 use crate::places::{Kept, Place, Places};
 use crate::runtime::TransportRuntime;
-use crate::session::{CloseCode, Connection, canonical};
+use crate::session::{Connection, canonical};
 use crate::wire::Welcome;
 
 /// Bytes that a peer may send before it is authenticated: one join request.
@@ -119,7 +120,7 @@ impl Admission {
             .and_then(|data| data.protocol);
         let result = match (protocol.as_deref(), &self.config.join) {
             (Some(ALPN_JOIN), Some(handler)) => {
-                join::serve(&connection, peer, handler, &place).await
+                joiners::serve(&connection, peer, handler, &place).await
             }
             (Some(ALPN), _) => self.welcome(&connection, &place).await,
             // TLS has agreed on one of the two.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::BindError;
 use crate::descriptors;
-use crate::join::JoinHandler;
+use crate::joiners::JoinHandler;
 use crate::places::Places;
 use crate::wire::Obituary;
 

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use quinn::{ConnectionError, TransportErrorCode};
 
+use crate::end::{CloseCode, ConnectionLost};
 use crate::frame::FrameError;
 use crate::identity::Identity;
-use crate::session::{CloseCode, ConnectionLost};
 use crate::tls::TlsError;
 use crate::verify::span;
 

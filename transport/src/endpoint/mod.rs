@@ -30,12 +30,13 @@ use self::config::{MAX_STREAMS, RECEIVE_WINDOW};
 pub use self::error::{BindError, ConnectError, Dated, Whose};
 use self::peers::Peers;
 use crate::credentials::Credentials;
+use crate::end::CloseCode;
 use crate::frame::{FrameReader, Limits};
 use crate::identity::{Identity, Role, identity_of};
 use crate::ids::{JobId, NodeId, Slot};
 use crate::live::LiveCredentials;
 use crate::runtime::{QuinnRuntime, TransportRuntime};
-use crate::session::{CloseCode, Connection};
+use crate::session::Connection;
 use crate::tls::{self, ClientAuth, TlsError};
 use crate::wire::{RevocationList, Welcome};
 

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::end::CloseCode;
 use crate::identity::{Identity, Role};
-use crate::session::{CloseCode, Connection, WeakConnection};
+use crate::session::{Connection, WeakConnection};
 use crate::wire::RevocationList;
 
 /// The peers of one endpoint.

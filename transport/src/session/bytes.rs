@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::error::CloseCode;
+use crate::end::CloseCode;
 use crate::frame::{FrameError, io};
 use crate::runtime::TransportRuntime;
 

@@ -9,9 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::bytes::ByteStream;
-use super::error::{CloseCode, ConnectionLost};
 use super::request::RequestError;
 use super::stream::Stream;
+use crate::end::{CloseCode, ConnectionLost};
 use crate::frame::{FrameError, Limits};
 use crate::identity::Identity;
 use crate::runtime::TransportRuntime;

@@ -1,6 +1,6 @@
 //! How requests end.
 
-use super::error::{CloseCode, ConnectionLost};
+use crate::end::{CloseCode, ConnectionLost};
 use crate::frame::FrameError;
 
 /// Why a request has no reply.

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{CloseCode, StreamEnd};
+use crate::end::{CloseCode, StreamEnd};
 use crate::frame::{Frame, FrameError, FrameReader, FrameWriter, Limits, encode_head};
 use crate::runtime::TransportRuntime;
 

@@ -17,6 +17,7 @@ mod drains;
 pub mod history;
 mod introduction;
 pub mod job;
+mod limits;
 mod machine;
 pub mod messages;
 mod outbox;

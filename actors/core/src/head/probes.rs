@@ -197,8 +197,6 @@ impl Probes {
 fn results(reply: Reply) -> Result<Vec<ProbeResult>, String> {
     match reply {
         Reply::Answer(NodeReply::Probed(results)) => Ok(results),
-        Reply::Answer(_) => Err("its answer is none to a probe".to_owned()),
-        Reply::Refused(refusal) => Err(refusal.message),
-        Reply::Unknown(reason) => Err(reason),
+        other => Err(other.unexpected()),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kolo_wire::{JobHost, JobSpec, OnChange, Placement, Refusal, RefusalKind};
 
-use crate::head::job::elastic_limits;
+use crate::head::limits::limits;
 use crate::placement::is_sane;
 use crate::ranks::MAX_WORLD_SIZE;
 
@@ -152,7 +152,7 @@ fn elastic(spec: &JobSpec) -> Result<(), Refusal> {
     let Some(elastic) = &spec.elastic else {
         return Ok(());
     };
-    elastic_limits(elastic, spec)
+    limits(elastic, spec)
         .check()
         .map_err(|error| invalid(error.to_string()))?;
     for (what, given_ms) in [

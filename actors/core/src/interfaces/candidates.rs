@@ -7,7 +7,7 @@ use kolo_wire::network::is_link_local;
 use kolo_wire::{Interface, InterfaceSelection, NodeNetwork, Refusal, RefusalKind};
 
 use super::Host;
-use super::report::listed;
+use super::words::listed;
 
 /// The kinds of addresses, in the order in which they are preferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

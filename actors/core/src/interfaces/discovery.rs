@@ -1,7 +1,7 @@
 //! The probe as a state machine: who tries what, and what came of it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kolo_wire::ids::NodeId;
@@ -10,7 +10,8 @@ use kolo_wire::{
 };
 
 use super::candidates::{Family, Site, site};
-use super::resolve::{self, Resolver};
+use super::resolve;
+use super::seen::{Resolver, Seen, Seens};
 use super::{Host, Network};
 
 /// The most probes of all pairs of nodes, whose results take some 100 MB then: 200 nodes with 13 addresses, 700 with one.
@@ -44,28 +45,6 @@ pub enum Step {
     /// The end: what connects the nodes, or a report whose problem says that nothing does.
     Done(Box<Result<Network, NetworkReport>>),
 }
-
-/// What a prober saw of an address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// The node that was meant has answered.
-    Reached {
-        rtt_us: u64,
-        /// Where the prober's packets came from, as the node saw them.
-        from: IpAddr,
-        /// The prober's own interface that has this address; `None` if none has: it was translated on the way.
-        source: Option<String>,
-        /// The node's interface on which they arrived, as far as it knows.
-        at: Option<String>,
-    },
-    /// It has not, and why.
-    Failed(String),
-    /// It was not tried, since that would make no sense.
-    Skipped(String),
-}
-
-/// By prober and target: what was seen of the target's candidates.
-pub(super) type Seens = BTreeMap<(usize, usize), Vec<(usize, Seen)>>;
 
 /// Finds out what connects some nodes.
 #[derive(Debug, Clone, PartialEq)]

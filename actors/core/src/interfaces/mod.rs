@@ -20,8 +20,10 @@ mod fingerprint;
 mod network;
 mod report;
 mod resolve;
+mod seen;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
+mod words;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -134,7 +136,7 @@ fn check_selection(hosts: &[Host], selection: &InterfaceSelection) -> Result<(),
             return invalid(format!(
                 "interfaces are given for the host `{}`, which has no part here; hosts are {}",
                 wanted.escape_debug(),
-                report::listed(&names)
+                words::listed(&names)
             ));
         }
     }

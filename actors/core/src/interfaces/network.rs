@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use kolo_wire::ids::NodeId;
-use kolo_wire::{NetworkChoice, NetworkReport, Refusal, RefusalKind};
+use kolo_wire::{InterfaceRow, NetworkChoice, NetworkReport, Refusal, RefusalKind};
 
 use super::Host;
 use super::report;
@@ -75,7 +75,7 @@ impl Network {
                 network.names.insert(host.node, "lo".to_owned());
             }
         }
-        network.report.rows = report::local_rows(hosts, &network);
+        network.report.rows = local_rows(hosts, &network);
         network
     }
 
@@ -83,7 +83,7 @@ impl Network {
     pub(super) fn registered(hosts: &[Host]) -> Self {
         let mut network = Self::local(&[]);
         network.report.choice = NetworkChoice::Registered;
-        network.report.rows = report::local_rows(hosts, &network);
+        network.report.rows = local_rows(hosts, &network);
         network
     }
 
@@ -114,51 +114,13 @@ impl Network {
             .or_else(|| self.listen(of).first().map(|listen| listen.ip))
     }
 
-    /// Whether no one network connects all nodes, so that each pair has a way of its own.
-    #[must_use]
-    pub fn is_per_pair(&self) -> bool {
-        self.report.choice == NetworkChoice::PerPair
-    }
-
-    /// Whether each node of this order is reached by all nodes behind it: workers make links from the higher rank to the
-    /// lower.
-    ///
-    /// # Errors
-    ///
-    /// [`RefusalKind::Network`], naming a pair that is not.
-    pub fn check_order(&self, nodes: &[NodeId]) -> Result<(), Refusal> {
-        if !self.is_per_pair() {
-            return Ok(());
-        }
-        for (index, of) in nodes.iter().enumerate() {
-            for by in &nodes[index + 1..] {
-                if !self.pairs.contains_key(&(*by, *of)) {
-                    let name = |node: &NodeId| {
-                        let row = self.report.rows.iter().find(|row| row.node == *node);
-                        row.map_or_else(|| node.to_string(), |row| row.hostname.clone())
-                    };
-                    return Err(Refusal::new(
-                        RefusalKind::Network,
-                        format!(
-                            "{} does not reach {}, only the other way round; let UDP through in both directions\n{}",
-                            name(by),
-                            name(of),
-                            report::table(&self.report, report::MOST_ROWS)
-                        ),
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// What programs that need one interface on each node are told if there is none.
     ///
     /// # Errors
     ///
     /// [`RefusalKind::Network`] with the table.
     pub fn check_one_interface(&self) -> Result<(), Refusal> {
-        if !self.is_per_pair() {
+        if self.report.choice != NetworkChoice::PerPair {
             return Ok(());
         }
         Err(Refusal::new(
@@ -171,4 +133,39 @@ impl Network {
             ),
         ))
     }
+}
+
+/// The rows of nodes among which nothing was probed.
+fn local_rows(hosts: &[Host], network: &Network) -> Vec<InterfaceRow> {
+    let mut rows = Vec::new();
+    for host in hosts {
+        let Some(report) = &host.network else {
+            continue;
+        };
+        for interface in &report.interfaces {
+            for address in &interface.addresses {
+                let chosen = network
+                    .listen(host.node)
+                    .iter()
+                    .any(|listen| listen.ip == address.ip && listen.interface == interface.name);
+                let why_not = match network.choice() {
+                    _ if chosen => None,
+                    NetworkChoice::Local => Some("all is on one host".to_owned()),
+                    _ => Some("not probed: a node does not report its interfaces".to_owned()),
+                };
+                rows.push(InterfaceRow {
+                    node: host.node,
+                    hostname: host.hostname.clone(),
+                    interface: interface.name.clone(),
+                    address: address.ip,
+                    mtu: interface.mtu,
+                    speed: interface.speed,
+                    reached_by: Vec::new(),
+                    chosen,
+                    why_not,
+                });
+            }
+        }
+    }
+    rows
 }

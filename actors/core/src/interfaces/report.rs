@@ -3,13 +3,12 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use kolo_wire::{InterfaceRow, NetworkChoice, NetworkReport, ReachedBy, Refusal};
+use kolo_wire::{InterfaceRow, NetworkReport, ReachedBy, Refusal};
 
 use super::candidates::Unfit;
 use super::choose::{self, Scored, milliseconds};
-use super::discovery::Seen;
-use super::resolve::Resolver;
-use super::{Host, Network};
+use super::seen::{Resolver, Seen};
+use super::words::listed;
 
 /// Rows of a table in an error.
 pub(super) const MOST_ROWS: usize = 64;
@@ -18,20 +17,6 @@ const KEPT_ROWS: usize = 1024;
 const KEPT_PROBERS: usize = 8;
 /// Longest reason, in characters.
 const LONGEST: usize = 300;
-/// How many of a list a message names.
-const LISTED: usize = 8;
-
-pub(super) fn listed<S: AsRef<str>>(names: &[S]) -> String {
-    let mut text = String::new();
-    for (index, name) in names.iter().take(LISTED).enumerate() {
-        text.push_str(if index == 0 { "" } else { ", " });
-        text.push_str(name.as_ref());
-    }
-    if names.len() > LISTED {
-        let _ = write!(text, " and {} more", names.len() - LISTED);
-    }
-    text
-}
 
 /// The problem of a report with its table, for an error that is complete by itself. A report without a problem has none.
 #[must_use]
@@ -45,41 +30,6 @@ pub fn refusal(report: &NetworkReport) -> Option<Refusal> {
             table(report, MOST_ROWS).trim_end()
         ),
     ))
-}
-
-/// The rows of nodes among which nothing was probed.
-pub(super) fn local_rows(hosts: &[Host], network: &Network) -> Vec<InterfaceRow> {
-    let mut rows = Vec::new();
-    for host in hosts {
-        let Some(report) = &host.network else {
-            continue;
-        };
-        for interface in &report.interfaces {
-            for address in &interface.addresses {
-                let chosen = network
-                    .listen(host.node)
-                    .iter()
-                    .any(|listen| listen.ip == address.ip && listen.interface == interface.name);
-                let why_not = match network.choice() {
-                    _ if chosen => None,
-                    NetworkChoice::Local => Some("all is on one host".to_owned()),
-                    _ => Some("not probed: a node does not report its interfaces".to_owned()),
-                };
-                rows.push(InterfaceRow {
-                    node: host.node,
-                    hostname: host.hostname.clone(),
-                    interface: interface.name.clone(),
-                    address: address.ip,
-                    mtu: interface.mtu,
-                    speed: interface.speed,
-                    reached_by: Vec::new(),
-                    chosen,
-                    why_not,
-                });
-            }
-        }
-    }
-    rows
 }
 
 /// A row for every address of every node.

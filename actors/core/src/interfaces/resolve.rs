@@ -1,108 +1,22 @@
 //! From what was seen to what is used.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 
-use kolo_wire::{InterfaceSelection, NetworkChoice, NetworkReport, Refusal, RefusalKind};
+use kolo_wire::{NetworkChoice, NetworkReport, Refusal, RefusalKind};
 
-use super::candidates::{Family, Site};
+use super::candidates::Family;
 use super::choose::{self, Scored};
-use super::discovery::{Seen, Seens};
 use super::network::{Listen, Network};
 use super::report;
+use super::seen::{Resolver, Way};
+use super::words::listed;
 
-/// Everything that is known.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Resolver<'a> {
-    pub(super) sites: &'a [Site],
-    pub(super) seen: &'a Seens,
-    pub(super) selection: &'a InterfaceSelection,
-}
-
-/// A way from one site to another: both ends have an interface, and nothing translates between them.
-#[derive(Debug, Clone, Copy)]
-struct Way<'a> {
-    /// The target's address.
-    candidate: usize,
-    /// The prober's interface and address.
-    source: &'a str,
-    from: IpAddr,
-    rtt_us: u64,
-    /// Whether it goes from an interface to the one of the same name.
-    matched: bool,
-}
-
-impl<'a> Resolver<'a> {
-    pub(super) fn seen(&self, prober: usize, target: usize) -> &'a [(usize, Seen)] {
-        self.seen.get(&(prober, target)).map_or(&[], Vec::as_slice)
-    }
-
-    fn ways(&self, prober: usize, target: usize) -> impl Iterator<Item = Way<'a>> + '_ {
-        let sites = self.sites;
-        self.seen(prober, target)
-            .iter()
-            .filter_map(move |(candidate, seen)| {
-                let Seen::Reached {
-                    rtt_us,
-                    from,
-                    source: Some(source),
-                    at,
-                } = seen
-                else {
-                    return None;
-                };
-                let name = sites[target].name(*candidate);
-                let selected = self
-                    .selection
-                    .for_node(sites[prober].host.node, &sites[prober].host.hostname);
-                if !selected.is_empty() && !selected.contains(source) {
-                    return None;
-                }
-                Some(Way {
-                    candidate: *candidate,
-                    source,
-                    from: *from,
-                    rtt_us: *rtt_us,
-                    matched: source == name && at.as_ref().is_none_or(|at| at == name),
-                })
-            })
-    }
-
-    fn next(&self, site: usize) -> usize {
-        (site + 1) % self.sites.len()
-    }
-
-    fn family(&self, site: usize, candidate: usize) -> Family {
-        self.sites[site].candidates[candidate].family
-    }
-
-    fn ip(&self, site: usize, candidate: usize) -> IpAddr {
-        self.sites[site].candidates[candidate].ip
-    }
-
+impl Resolver<'_> {
     fn listen(&self, site: usize, candidate: usize) -> Listen {
         Listen {
             ip: self.ip(site, candidate),
             interface: self.sites[site].name(candidate).to_owned(),
         }
-    }
-
-    /// The links of the ring that an interface of every node must be on.
-    pub(super) fn ring(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        (0..self.sites.len()).map(|prober| (prober, self.next(prober)))
-    }
-
-    /// The first links of the ring that this name and family is not on.
-    pub(super) fn gaps(&self, name: &str, family: Family) -> Vec<(usize, usize)> {
-        self.ring()
-            .filter(|(prober, target)| {
-                !self.ways(*prober, *target).any(|way| {
-                    way.matched
-                        && self.sites[*target].name(way.candidate) == name
-                        && self.family(*target, way.candidate) == family
-                })
-            })
-            .collect()
     }
 
     fn network(
@@ -355,7 +269,8 @@ pub(super) fn by_pair(resolver: &Resolver<'_>) -> Result<Network, NetworkReport>
     }
     let apart: Vec<(usize, usize)> = (0..count)
         .flat_map(|a| (a + 1..count).map(move |b| (a, b)))
-        .filter(|(a, b)| !ways.contains_key(&(*a, *b)) && !ways.contains_key(&(*b, *a)))
+        // The one makes links, and the other asks for them.
+        .filter(|(a, b)| !ways.contains_key(&(*a, *b)) || !ways.contains_key(&(*b, *a)))
         .collect();
     if !apart.is_empty() {
         return Err(unconnected(resolver, &apart));
@@ -414,8 +329,8 @@ fn unconnected(resolver: &Resolver<'_>, apart: &[(usize, usize)]) -> NetworkRepo
         format!(
             "{which} connects {}. Look at routes and firewalls (the daemons listen on UDP port {}, workers on any), or name \
              interfaces that connect all hosts with --interfaces; `kolo interfaces --no-cache` tries again",
-            report::listed(&pairs),
-            report::listed(&ports),
+            listed(&pairs),
+            listed(&ports),
         ),
     );
     resolver

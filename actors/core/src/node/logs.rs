@@ -334,7 +334,7 @@ impl LogBook {
             rank: writer.rank,
             stream,
             over,
-            // Lines are far shorter than that: see `kolo_process::MAX_LINE`.
+            // Lines are far shorter than that.
             text: text.get(..u32::MAX as usize).unwrap_or(text),
         };
         ring.push(&record, &self.limits);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kolo_transport::CloseCode;
 use kolo_transport::endpoint::{Endpoint, EndpointConfig};
 use kolo_transport::frame::Limits;
 use kolo_transport::identity::{HEAD_NAME, Role};
@@ -12,7 +13,7 @@ use kolo_transport::ids::{
     Rank, Slot,
 };
 use kolo_transport::runtime::TransportRuntime;
-use kolo_transport::session::{CloseCode, FrameReceiver, FrameSender, Stream};
+use kolo_transport::session::{FrameReceiver, FrameSender, Stream};
 use kolo_transport::wire::{
     CallFailure, CallFrame, CallOp, CallReply, Exit, Followers, GenerationTable, Handover,
     HeadReply, HeadRequest, JobEvent, JobInfo, JobSpec, JobState, Member, NodeReply, NodeRequest,

@@ -94,7 +94,7 @@ fn the_largest_job_fits_into_frames() {
         run.report(1 + u64::from(slot / MAX_PER_NODE), report);
     }
     for (node, _) in (1..).zip(&nodes) {
-        run.take_membership(node);
+        run.taken(node);
     }
     // All nodes get the same.
     assert_eq!(run.pushed.len(), nodes.len());

@@ -74,6 +74,17 @@ pub enum Reply {
     Unknown(String),
 }
 
+impl Reply {
+    /// Why it is not the answer that was wanted.
+    pub(in crate::head) fn unexpected(self) -> String {
+        match self {
+            Self::Unknown(reason) => reason,
+            Self::Refused(refusal) => refusal.message,
+            Self::Answer(_) => "it sent an answer to another question".to_owned(),
+        }
+    }
+}
+
 /// Something happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {

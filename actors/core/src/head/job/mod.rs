@@ -44,8 +44,8 @@ use kolo_wire::{
     SubmitFrame, WorkerSignal, WorkerState,
 };
 
+pub(super) use self::elastic::most_on;
 use self::elastic::{Elastic, Flow};
-pub(super) use self::elastic::{limits as elastic_limits, most_on};
 use self::fall::Fall;
 pub use self::messages::{Action, Event, GroupState, JobConfig, Reply, Seating, Site};
 use self::network::Net;
@@ -53,6 +53,7 @@ pub use self::network::NetworkPlan;
 pub use self::push::Next;
 use self::push::{Push, Pushes};
 use self::table::check_table;
+use crate::head::limits::limits;
 use crate::interfaces::Network;
 use crate::ranks::{Registration, RegistrationError};
 
@@ -342,7 +343,7 @@ impl Job {
             spec,
         };
         if let Some(elastic) = &job.spec.elastic {
-            let limits = elastic_limits(elastic, &job.spec);
+            let limits = limits(elastic, &job.spec);
             // Ids of jobs are random.
             let (elastic, first) = Elastic::new(now, limits, id.0)
                 .map_err(|error| Refusal::new(RefusalKind::Invalid, error.to_string()))?;

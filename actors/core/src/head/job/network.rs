@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use kolo_wire::ids::NodeId;
 use kolo_wire::network::is_link_local;
-use kolo_wire::{GenerationTable, JobState, Member, NetworkChoice, NetworkReport, RefusalKind};
+use kolo_wire::{
+    GenerationTable, JobState, Member, NetworkChoice, NetworkReport, Refusal, RefusalKind,
+};
 
 use super::{Action, Job, Phase};
 use crate::env::{self, Env, JobEnv};
@@ -116,25 +117,19 @@ impl Job {
     }
 
     fn take(&mut self, network: Arc<Network>) {
-        let nodes: Vec<NodeId> = self.parts.iter().map(|part| part.site.node).collect();
-        // Programs that were installed make links of their own, in whatever direction.
-        let order = if self.is_installed() {
-            Ok(())
-        } else {
-            network.check_order(&nodes)
-        };
-        let fits = order.and_then(|()| {
-            if self.spec.rendezvous {
-                network.check_one_interface()
-            } else {
-                Ok(())
-            }
-        });
         self.net = Net::Known(network);
-        if let Err(refusal) = fits
+        if let Err(refusal) = self.check_network()
             && self.ending.is_none()
         {
             self.fail(refusal.kind, refusal.message);
+        }
+    }
+
+    /// Whether the network is of use to the job: Horovod's workers reach each other over one interface of each node.
+    pub(super) fn check_network(&self) -> Result<(), Refusal> {
+        match self.net.known() {
+            Some(network) if self.spec.rendezvous => network.check_one_interface(),
+            _ => Ok(()),
         }
     }
 

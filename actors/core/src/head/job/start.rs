@@ -105,7 +105,7 @@ impl Job {
             // It may hold the reservation all the same.
             Reply::Answer(_) | Reply::Unknown(_) => {
                 self.parts[part].hold = Hold::Reserved;
-                (RefusalKind::Timeout, unexpected(reply))
+                (RefusalKind::Timeout, reply.unexpected())
             }
         };
         let text = format!("{} did not reserve: {why}", self.place_name(part));
@@ -141,7 +141,7 @@ impl Job {
                     Reply::Refused(refusal) => refusal.kind,
                     Reply::Answer(_) | Reply::Unknown(_) => RefusalKind::Timeout,
                 };
-                let why = unexpected(reply);
+                let why = reply.unexpected();
                 self.fail(kind, format!("{at} did not start its workers: {why}"));
             }
         }
@@ -403,13 +403,5 @@ impl Job {
     pub(super) fn place_name(&self, part: usize) -> String {
         let site = &self.parts[part].site;
         format!("{} ({})", site.hostname, site.node)
-    }
-}
-
-pub(super) fn unexpected(reply: Reply) -> String {
-    match reply {
-        Reply::Unknown(reason) => reason,
-        Reply::Refused(refusal) => refusal.message,
-        Reply::Answer(_) => "it sent an answer to another question".to_owned(),
     }
 }

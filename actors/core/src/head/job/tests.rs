@@ -1,11 +1,14 @@
 //! One job at a time, step by step.
 
 mod ends;
+mod installed;
 
 use std::collections::VecDeque;
 
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
+use kolo_wire::{
+    JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure, StartWorkers,
+};
 
 use super::fixtures::{ended, exited, failure, pushed, ready, sites, spec};
 use super::*;
@@ -89,7 +92,29 @@ impl Run {
         self.answer(node, NodeReply::Started { pids: Vec::new() });
     }
 
-    pub(super) fn take_membership(&mut self, node: u64) {
+    /// The workers of a node run, each with its pid.
+    pub(super) fn started(&mut self, node: u64, pids: &[(u32, u32)]) {
+        let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
+        self.answer(node, NodeReply::Started { pids });
+    }
+
+    /// The requests to start workers since the last call, each with its node.
+    pub(super) fn starts(&mut self) -> Vec<(u64, StartWorkers)> {
+        let taken = std::mem::take(&mut self.actions);
+        let requests = taken.into_iter().filter_map(|action| match action {
+            Action::Request { node, request, .. } => Some((node, *request)),
+            _ => None,
+        });
+        let all = requests.chain(std::mem::take(&mut self.pushed));
+        let starts = all.filter_map(|(node, request)| match request {
+            NodeRequest::Start(start) => Some((node.0, start)),
+            _ => None,
+        });
+        starts.collect()
+    }
+
+    /// A node has taken what was pushed to it.
+    pub(super) fn taken(&mut self, node: u64) {
         self.step(Event::Pushed {
             node: NodeId(node),
             answer: Ok(NodeReply::Done),
@@ -105,7 +130,11 @@ impl Run {
                 NodeRequest::Start(_) => "start",
                 NodeRequest::Membership(_) => "membership",
                 NodeRequest::RankLost { .. } => "lost",
+                NodeRequest::Stop {
+                    interrupt: true, ..
+                } => "interrupt",
                 NodeRequest::Stop { .. } => "stop",
+                NodeRequest::Kill { .. } => "kill",
                 _ => "something else",
             };
             format!("{}:{what}", node.0)
@@ -176,8 +205,8 @@ pub(super) fn healthy() -> Run {
     for slot in 0..4 {
         run.report(1 + u64::from(slot) / 2, ready(JOB, slot));
     }
-    run.take_membership(1);
-    run.take_membership(2);
+    run.taken(1);
+    run.taken(2);
     assert_eq!(run.asked().last().unwrap(), "tell:healthy");
     run
 }
@@ -200,9 +229,9 @@ fn a_group_starts_whole_or_not_at_all() {
     assert!(run.asked().is_empty());
     run.report(1, ready(JOB, 1));
     assert_eq!(run.asked(), ["1:membership", "2:membership"]);
-    run.take_membership(2);
+    run.taken(2);
     assert!(run.asked().is_empty());
-    run.take_membership(1);
+    run.taken(1);
     let Some(Action::Tell(JobEvent::Healthy { table, nodes })) = run.actions.last() else {
         panic!("{:?}", run.actions);
     };

@@ -1,45 +1,12 @@
 //! A job and the network between its nodes.
 
-use kolo_wire::{
-    Echo, InterfaceSelection, NetworkChoice, NetworkReport, NodeNetwork, NodeRequest, ProbeFailure,
-    ProbeResult,
-};
+use kolo_wire::{InterfaceSelection, NetworkChoice, NetworkReport, NodeRequest};
 
 use super::fixtures::ready;
 use super::tests::{JOB, Run, submit};
 use super::*;
-use crate::interfaces::{Discovery, Host, Plan, Step, plan};
-
-/// Nodes 1 to 3, each with these interfaces: name and first three bytes.
-fn hosts(interfaces: &[&[(&str, &str)]]) -> Vec<Host> {
-    use kolo_wire::{Interface, InterfaceAddress};
-    (1_u64..)
-        .zip(interfaces)
-        .map(|(number, list)| Host {
-            node: NodeId(number),
-            hostname: format!("host{number}"),
-            address: format!("10.0.0.{number}:4433").parse().unwrap(),
-            network: Some(NodeNetwork {
-                listen: "[::]:4433".parse().unwrap(),
-                host: number.to_string(),
-                interfaces: list
-                    .iter()
-                    .map(|(name, net)| Interface {
-                        name: (*name).to_owned(),
-                        up: true,
-                        loopback: false,
-                        mtu: 9000,
-                        speed: None,
-                        addresses: vec![InterfaceAddress {
-                            ip: format!("{net}.{number}").parse().unwrap(),
-                            prefix: 24,
-                        }],
-                    })
-                    .collect(),
-            }),
-        })
-        .collect()
-}
+use crate::interfaces::tests::{World, discover, host};
+use crate::interfaces::{Discovery, Host, Plan, plan};
 
 fn discovery(hosts: &[Host]) -> Box<Discovery> {
     match plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap() {
@@ -50,50 +17,25 @@ fn discovery(hosts: &[Host]) -> Box<Discovery> {
 
 /// What comes of it if each address is reached from the same network, and from no other.
 fn find(hosts: &[Host]) -> Result<Arc<Network>, NetworkReport> {
-    let mut discovery = discovery(hosts);
-    let mut waiting = Vec::new();
-    let mut step = discovery.start();
-    loop {
-        match step {
-            Step::Probe(orders) => waiting = orders,
-            Step::Wait => {}
-            Step::Done(result) => return (*result).map(Arc::new),
-        }
-        let order = waiting.pop().unwrap();
-        let from = hosts.iter().find(|host| host.node == order.node).unwrap();
-        let results = order.targets.iter().map(|target| {
-            let text = target.address.ip().to_string();
-            let net = text.rsplit_once('.').unwrap().0;
-            let own = from.network.as_ref().unwrap().interfaces.iter();
-            let source = own
-                .flat_map(|interface| &interface.addresses)
-                .find(|address| address.ip.to_string().starts_with(&format!("{net}.")));
-            match source {
-                Some(source) => ProbeResult::Reached {
-                    rtt_us: 100,
-                    echo: Echo {
-                        seen: SocketAddr::new(source.ip, 1),
-                        local: None,
-                        interface: None,
-                        time_ms: 0,
-                    },
-                },
-                None => ProbeResult::Failed {
-                    kind: ProbeFailure::NoRoute,
-                    reason: "unreachable".to_owned(),
-                },
-            }
-        });
-        step = discovery.answered(order.node, Ok(results.collect()));
-    }
+    discover(&World::default(), hosts).result.map(Arc::new)
 }
 
-const ONE_NET: [&[(&str, &str)]; 2] = [&[("eth0", "10.1.0")], &[("eth0", "10.1.0")]];
-const TRIANGLE: [&[(&str, &str)]; 3] = [
-    &[("ab", "10.12.0"), ("ac", "10.13.0")],
-    &[("ab", "10.12.0"), ("bc", "10.23.0")],
-    &[("ac", "10.13.0"), ("bc", "10.23.0")],
-];
+/// Two hosts in one network.
+fn pair() -> [Host; 2] {
+    [
+        host(1, &["eth0 10.1.0.1 mtu=9000"]),
+        host(2, &["eth0 10.1.0.2 mtu=9000"]),
+    ]
+}
+
+/// Three hosts, each pair with a network of its own.
+fn triangle() -> [Host; 3] {
+    [
+        host(1, &["ab 10.12.0.1", "ac 10.13.0.1"]),
+        host(2, &["ab 10.12.0.2", "bc 10.23.0.2"]),
+        host(3, &["ac 10.13.0.3", "bc 10.23.0.3"]),
+    ]
+}
 
 fn starts(run: &Run) -> Vec<kolo_wire::StartWorkers> {
     run.actions
@@ -110,7 +52,7 @@ fn starts(run: &Run) -> Vec<kolo_wire::StartWorkers> {
 
 #[test]
 fn the_nodes_are_probed_between_placing_and_starting() {
-    let hosts = hosts(&ONE_NET);
+    let hosts = pair();
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
     run.asked();
@@ -146,7 +88,7 @@ fn the_nodes_are_probed_between_placing_and_starting() {
 
 #[test]
 fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
-    let network = find(&hosts(&ONE_NET)).unwrap();
+    let network = find(&pair()).unwrap();
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
     run.asked();
@@ -158,7 +100,7 @@ fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
 
 #[test]
 fn nodes_that_nothing_connects_are_released_with_the_table() {
-    let apart = hosts(&[&[("eth0", "10.1.0")], &[("eth0", "10.2.0")]]);
+    let apart = [host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.2.0.2"])];
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&apart)));
     run.reserve_all(2, true);
@@ -168,7 +110,7 @@ fn nodes_that_nothing_connects_are_released_with_the_table() {
     run.all_done(2);
     let refusal = run.ended().1.unwrap();
     assert_eq!(refusal.kind, RefusalKind::Network);
-    assert!(refusal.message.contains("connects host1 and host2"));
+    assert!(refusal.message.contains("connects a and b"));
     assert!(refusal.message.contains("NODE"), "{refusal}");
     let info = run.job.info(Duration::ZERO);
     assert_eq!(info.network.unwrap().choice, NetworkChoice::None);
@@ -176,7 +118,7 @@ fn nodes_that_nothing_connects_are_released_with_the_table() {
 
 #[test]
 fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
-    let hosts = hosts(&ONE_NET);
+    let hosts = pair();
     let mut run = submit(&[1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
     run.reserve_all(2, true);
@@ -204,7 +146,7 @@ fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
 
 #[test]
 fn by_pair_each_node_has_its_own_view_of_the_others() {
-    let network = find(&hosts(&TRIANGLE)).unwrap();
+    let network = find(&triangle()).unwrap();
     assert_eq!(*network.choice(), NetworkChoice::PerPair);
     let mut run = submit(&[1, 1, 1], |_| ());
     run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));

@@ -3,7 +3,7 @@
 use kolo_wire::ids::Incarnation;
 use kolo_wire::{
     Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, RankFailure,
-    StartWorkers, SubmitFrame,
+    SubmitFrame,
 };
 
 use super::fixtures::{accounted, elastic, failure};
@@ -31,21 +31,6 @@ fn restarting_with(workers: &[u32], max_restarts: u32, min: u32) -> Run {
 }
 
 impl Run {
-    /// The requests to start workers since the last call, each with its node.
-    fn starts(&mut self) -> Vec<(u64, StartWorkers)> {
-        let taken = std::mem::take(&mut self.actions);
-        let requests = taken.into_iter().filter_map(|action| match action {
-            Action::Request { node, request, .. } => Some((node, *request)),
-            _ => None,
-        });
-        let all = requests.chain(std::mem::take(&mut self.pushed));
-        let starts = all.filter_map(|(node, request)| match request {
-            NodeRequest::Start(start) => Some((node.0, start)),
-            _ => None,
-        });
-        starts.collect()
-    }
-
     fn has(&self, wanted: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(wanted)
     }
@@ -95,14 +80,9 @@ impl Run {
         self.step(Event::Pushed { node, answer });
     }
 
-    fn pushed_pids(&mut self, node: u64, pids: &[(u32, u32)]) {
+    fn started_late(&mut self, node: u64, pids: &[(u32, u32)]) {
         let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
         self.pushed_answer(node, Ok(NodeReply::Started { pids }));
-    }
-
-    fn started_pids(&mut self, node: u64, pids: &[(u32, u32)]) {
-        let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
-        self.answer(node, NodeReply::Started { pids });
     }
 
     fn ends(&mut self, node: u64, slot: u32, incarnation: u64, exit: Exit, expected: bool) {
@@ -144,8 +124,8 @@ impl Run {
     fn begin(&mut self) {
         self.reserve_all(2, false);
         self.meet(80);
-        self.started_pids(1, &[(0, 40)]);
-        self.started_pids(2, &[(1, 41)]);
+        self.started(1, &[(0, 40)]);
+        self.started(2, &[(1, 41)]);
         assert_eq!(self.causes(), ["the first 2 workers"]);
     }
 }
@@ -179,9 +159,9 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
             assert_eq!(env[name], rank.to_string(), "{name}");
         }
     }
-    run.started_pids(2, &[(1, 41)]);
+    run.started(2, &[(1, 41)]);
     assert!(run.causes().is_empty());
-    run.started_pids(1, &[(0, 40)]);
+    run.started(1, &[(0, 40)]);
     assert_eq!(run.causes(), ["the first 2 workers"]);
     run.starts();
 
@@ -207,8 +187,8 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
         assert_eq!(start.env["HOROVOD_GLOO_RENDEZVOUS_PORT"], "81");
         assert_eq!(start.env["TORCHELASTIC_RESTART_COUNT"], "1");
     }
-    run.pushed_pids(1, &[(0, 50)]);
-    run.pushed_pids(2, &[(1, 51)]);
+    run.started_late(1, &[(0, 50)]);
+    run.started_late(2, &[(1, 51)]);
     assert_eq!(
         run.causes(),
         ["2 -> 2 workers, failures so far 1 of 2: rank 1 on host2: exit code 3: last words"]
@@ -250,8 +230,8 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         run.fails(1, 0, 1, late(), is_stopped);
         run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
         run.meet(81);
-        run.pushed_pids(1, &[(0, 50)]);
-        run.pushed_pids(2, &[(1, 51)]);
+        run.started_late(1, &[(0, 50)]);
+        run.started_late(2, &[(1, 51)]);
         let last = run.causes().pop().unwrap();
         assert_eq!(
             last,
@@ -307,8 +287,8 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     run.ends(1, 0, 1, Exit::Signal(15), true);
     run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
     run.meet(81);
-    run.pushed_pids(1, &[(0, 50)]);
-    run.pushed_pids(2, &[(1, 51)]);
+    run.started_late(1, &[(0, 50)]);
+    run.started_late(2, &[(1, 51)]);
     assert_eq!(
         run.causes()[1],
         "2 -> 2 workers, failures so far 0 of 0: rank 1 on host2: left: exit code 3: \
@@ -383,7 +363,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
         fence: crate::fence::Fence::Ended,
     });
     run.meet(80);
-    run.started_pids(1, &[(0, 40)]);
+    run.started(1, &[(0, 40)]);
     assert_eq!(run.causes(), ["the first 1 workers"]);
     run.starts();
     run.step(Event::Offered);

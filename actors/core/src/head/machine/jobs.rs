@@ -1,83 +1,30 @@
 //! Jobs: each has its nodes and its [`Job`], whose actions are carried out here.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    Followers, HeadReply, JobEvent, JobInfo, JobSpec, JobState, NodeRequest, NodeShare, Placement,
-    Refusal, RefusalKind,
+    Followers, HeadReply, JobEvent, JobSpec, JobState, NodeRequest, NodeShare, Placement, Refusal,
+    RefusalKind,
 };
 
-use super::room::{Trials, allowed, at_most, of_size};
+use super::room::{allowed, at_most, of_size};
+use super::running::{Running, Trials};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Next, Reply};
-use crate::head::messages::{AskId, Level, Line, Now, Opening, Output};
+use crate::head::messages::{Level, Line, Opening, Output};
 use crate::head::outbox::{Outbox, Tables};
 use crate::head::probes::{Search, Waiter};
 use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
-use crate::interfaces::Key;
 use crate::placement::{Offer, Share, lay_out, place};
 use crate::rendezvous::DoorOpening;
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_LIMIT: Duration = Duration::from_secs(5);
-
-/// A node that has a part in a job.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Contact {
-    pub(super) session: Session,
-    /// The address that it is reached at.
-    pub(super) ip: IpAddr,
-    /// The head's own address as the node reaches it.
-    pub(super) local: Option<IpAddr>,
-}
-
-/// A job that has not ended.
-#[derive(Debug)]
-pub(super) struct Running {
-    pub(super) job: Job,
-    /// Counts all jobs.
-    pub(super) number: u64,
-    since: Instant,
-    pub(super) contacts: BTreeMap<NodeId, Contact>,
-    outboxes: BTreeMap<NodeId, Outbox>,
-    tables: Tables,
-    /// For what its network is valid, and whether that must be found out anew.
-    pub(super) network: (Option<Key>, bool),
-    pub(super) trials: Trials,
-    /// Answered when it has ended.
-    pub(super) stops: Vec<AskId>,
-}
-
-impl Running {
-    /// The job, as people see it.
-    pub(super) fn info(&self, now: Now) -> JobInfo {
-        let mut info = self
-            .job
-            .info(now.real.saturating_duration_since(self.since));
-        if let Some(membership) = &mut info.membership {
-            membership.left_out = self.job.left_out(now.awake);
-        }
-        info
-    }
-
-    /// As [`Running::info`], without all that grows with the number of workers and nodes.
-    pub(super) fn outline(&self, now: Instant) -> JobInfo {
-        self.job.outline(now.saturating_duration_since(self.since))
-    }
-
-    /// An address of this host that all nodes of the job reach: one that a node on another host uses, if there is one.
-    fn local_ip(&self) -> Option<IpAddr> {
-        let seen = || self.contacts.values().filter_map(|contact| contact.local);
-        let outside = seen().filter(|ip| !ip.is_loopback()).min();
-        outside.or_else(|| seen().min())
-    }
-}
 
 impl HeadCore {
     pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec, dry_run: bool) {

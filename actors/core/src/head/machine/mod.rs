@@ -7,6 +7,7 @@ mod jobs;
 mod network;
 mod questions;
 mod room;
+mod running;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +22,7 @@ use kolo_wire::{
     HeadReply, NodeEvent, NodeRegistration, NodeRequest, Obituary, Refusal, RefusalKind,
 };
 
-use self::jobs::Running;
+use self::running::Running;
 use super::agenda::Agenda;
 use super::cleaning::{self, Cleaning, is_confirmed};
 use super::drains::Drains;

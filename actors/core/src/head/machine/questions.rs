@@ -8,7 +8,7 @@ use kolo_wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeRegistration, Refusal, RefusalKind,
 };
 
-use super::jobs::Running;
+use super::running::Running;
 use super::{Due, HeadCore, Peer, disconnected, unknown_job};
 use crate::head::history::{MAX_LISTED, Remembered, take};
 use crate::head::job::Event;

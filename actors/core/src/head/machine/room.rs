@@ -6,45 +6,12 @@ use std::time::Duration;
 use kolo_wire::ids::{JobId, NodeId, Slot};
 use kolo_wire::{JobHost, JobSpec, NodeReply, Placement};
 
-use super::jobs::{Contact, Running};
+use super::running::{Contact, Running};
 use super::{Due, HeadCore, Timer};
 use crate::head::job::{Event, Reply, Seating, Site, most_on};
 use crate::head::messages::Level;
 use crate::head::probes::Waiter;
 use crate::placement::{Offer, Share, place, place_at_most, spread_at_most};
-
-/// The nodes on which an elastic job has not started anything.
-///
-/// A node that refuses the job, or that nothing connects with its other nodes, is freed at once. That is no news of room for this
-/// job: it would be asked again and again.
-#[derive(Debug, Default)]
-pub(super) struct Trials {
-    /// Nodes that were asked.
-    fresh: BTreeSet<NodeId>,
-    /// Nodes that were of no use. They are left out until something changes there.
-    unfit: BTreeSet<NodeId>,
-}
-
-impl Trials {
-    pub(super) fn begin(&mut self, node: NodeId) {
-        self.fresh.insert(node);
-    }
-
-    /// Workers are started there, nobody knows what is there, the job itself leaves the node out for a while, or the reservation has
-    /// ended there while the job waited for others.
-    pub(super) fn passed(&mut self, node: NodeId) {
-        self.fresh.remove(&node);
-    }
-
-    /// The job has nothing there any more. Whether it never started anything there.
-    fn left(&mut self, node: NodeId) -> bool {
-        let failed = self.fresh.remove(&node);
-        if failed {
-            self.unfit.insert(node);
-        }
-        failed
-    }
-}
 
 /// Nodes for at most so many workers of an elastic job, which has so many workers on each node already.
 pub(super) fn at_most(

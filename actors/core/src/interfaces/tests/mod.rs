@@ -15,12 +15,12 @@ use kolo_wire::{
 
 use super::{Host, Network, Order, Plan, Step, plan};
 
-pub(super) fn ip(text: &str) -> IpAddr {
+pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
 /// `eth0 10.1.0.1 fd00::1 mtu=9000 speed=100000 down`, one interface a text.
-pub(super) fn interface(text: &str) -> Interface {
+pub(crate) fn interface(text: &str) -> Interface {
     let mut words = text.split_whitespace();
     let mut interface = Interface {
         name: words.next().unwrap().to_owned(),
@@ -46,7 +46,7 @@ pub(super) fn interface(text: &str) -> Interface {
 }
 
 /// Node `number`, called by the letter with this number (or `h27` and so on), with these interfaces and a loopback.
-pub(super) fn host(number: u64, interfaces: &[&str]) -> Host {
+pub(crate) fn host(number: u64, interfaces: &[&str]) -> Host {
     let letter = u8::try_from(number)
         .ok()
         .filter(|number| (1..=26).contains(number))
@@ -69,21 +69,21 @@ pub(super) fn host(number: u64, interfaces: &[&str]) -> Host {
 
 /// What the networks between hosts do.
 #[derive(Debug, Default)]
-pub(super) struct World {
+pub(crate) struct World {
     /// Addresses whose packets are dropped, wherever they come from.
-    pub(super) dropped: Vec<IpAddr>,
+    pub(crate) dropped: Vec<IpAddr>,
     /// Pairs of hosts between which nothing passes, by number.
-    pub(super) apart: Vec<(u64, u64)>,
+    pub(crate) apart: Vec<(u64, u64)>,
     /// Sources that are translated: what the target sees in place of the address.
-    pub(super) translated: BTreeMap<IpAddr, IpAddr>,
+    pub(crate) translated: BTreeMap<IpAddr, IpAddr>,
     /// Routes that differ: from this host to this address from another interface of its own.
-    pub(super) routed: BTreeMap<(u64, IpAddr), String>,
+    pub(crate) routed: BTreeMap<(u64, IpAddr), String>,
     /// Microseconds to an address; 200 for others.
-    pub(super) rtt: BTreeMap<IpAddr, u64>,
+    pub(crate) rtt: BTreeMap<IpAddr, u64>,
     /// Networks (first three bytes, or the first segment) that are routed to each other.
-    pub(super) gateway: bool,
+    pub(crate) gateway: bool,
     /// Nodes that don't answer the head.
-    pub(super) silent: Vec<u64>,
+    pub(crate) silent: Vec<u64>,
 }
 
 fn network_of(ip: IpAddr) -> Vec<u8> {
@@ -95,7 +95,7 @@ fn network_of(ip: IpAddr) -> Vec<u8> {
 
 impl World {
     /// What a real network would have made of a probe.
-    pub(super) fn probe(&self, hosts: &[Host], from: NodeId, target: &ProbeTarget) -> ProbeResult {
+    pub(crate) fn probe(&self, hosts: &[Host], from: NodeId, target: &ProbeTarget) -> ProbeResult {
         let failed = |kind, reason: &str| ProbeResult::Failed {
             kind,
             reason: reason.to_owned(),
@@ -156,22 +156,22 @@ impl World {
 
 /// What came out, and what it cost.
 #[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) result: Result<Network, NetworkReport>,
+pub(crate) struct Outcome {
+    pub(crate) result: Result<Network, NetworkReport>,
     /// Every probe that was made: prober and target.
-    pub(super) probes: Vec<(NodeId, ProbeTarget)>,
-    pub(super) rounds: usize,
+    pub(crate) probes: Vec<(NodeId, ProbeTarget)>,
+    pub(crate) rounds: usize,
 }
 
 impl Outcome {
-    pub(super) fn choice(&self) -> &NetworkChoice {
+    pub(crate) fn choice(&self) -> &NetworkChoice {
         match &self.result {
             Ok(network) => network.choice(),
             Err(report) => &report.choice,
         }
     }
 
-    pub(super) fn report(&self) -> &NetworkReport {
+    pub(crate) fn report(&self) -> &NetworkReport {
         match &self.result {
             Ok(network) => &network.report,
             Err(report) => report,
@@ -179,7 +179,7 @@ impl Outcome {
     }
 
     /// Where each node listens.
-    pub(super) fn listens(&self) -> BTreeMap<NodeId, Vec<String>> {
+    pub(crate) fn listens(&self) -> BTreeMap<NodeId, Vec<String>> {
         let network = self.result.as_ref().unwrap();
         self.report()
             .rows
@@ -192,7 +192,7 @@ impl Outcome {
     }
 
     /// Why an address was not chosen.
-    pub(super) fn why(&self, address: &str) -> String {
+    pub(crate) fn why(&self, address: &str) -> String {
         let rows = &self.report().rows;
         let row = rows.iter().find(|row| row.address == ip(address)).unwrap();
         assert!(!row.chosen, "{address} is chosen");
@@ -201,7 +201,7 @@ impl Outcome {
 }
 
 /// Finds out what connects the hosts in this world; answers come in the order that `shuffle` makes of them.
-pub(super) fn discover_with(
+pub(crate) fn discover_with(
     world: &World,
     hosts: &[Host],
     selection: &InterfaceSelection,
@@ -255,11 +255,11 @@ pub(super) fn discover_with(
     }
 }
 
-pub(super) fn discover(world: &World, hosts: &[Host]) -> Outcome {
+pub(crate) fn discover(world: &World, hosts: &[Host]) -> Outcome {
     discover_with(world, hosts, &InterfaceSelection::default(), |_| ())
 }
 
-pub(super) fn select(names: &[&str], by_host: &[(&str, &[&str])]) -> InterfaceSelection {
+pub(crate) fn select(names: &[&str], by_host: &[(&str, &[&str])]) -> InterfaceSelection {
     let list = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
     InterfaceSelection {
         names: list(names),

@@ -6,7 +6,6 @@
 mod flow;
 mod horovod;
 mod hosts;
-mod limits;
 mod news;
 mod nodes;
 mod restart;
@@ -26,7 +25,6 @@ use kolo_wire::{
 pub(super) use self::flow::Flow;
 use self::horovod::Doors;
 pub(in crate::head) use self::hosts::most_on;
-pub(in crate::head) use self::limits::limits;
 use self::restart::Forming;
 use self::tally::Tally;
 use super::{Action, Blame, Ending, GroupState, Job, Phase, Push, Seat, Seating, Site};

@@ -7,7 +7,6 @@ use kolo_wire::ids::{CrossRank, Generation, LocalRank, NodeId, Rank, Slot};
 use kolo_wire::{Exit, JobEvent, Member, NodeRequest, Refusal, RefusalKind, WorkerState};
 
 use super::super::network::Net;
-use super::super::start::unexpected;
 use super::super::{Action, Hold, Job, Part, Phase, Push, Reply, Seat, Seating, Site, check_table};
 use super::Elastic;
 use crate::interfaces;
@@ -181,7 +180,7 @@ impl Job {
             }
             // The workers may come all the same. Membership waits for them, and not for ever.
             Reply::Answer(_) | Reply::Unknown(_) => {
-                let why = unexpected(reply);
+                let why = reply.unexpected();
                 self.note(format!("{at} may not have started its workers: {why}"));
             }
         }
@@ -229,23 +228,6 @@ impl Job {
                 self.undo(part);
             }
         }
-    }
-
-    /// The order of ranks changes, so that each node must reach each other one.
-    fn check_network(&self) -> Result<(), Refusal> {
-        // Where one network connects all of them, it does.
-        let Some(network) = self.net.known().filter(|network| network.is_per_pair()) else {
-            return Ok(());
-        };
-        if self.is_installed() {
-            // Its workers make links of their own, in whatever direction; Horovod's over one interface.
-            let over_one = || network.check_one_interface();
-            return self.spec.rendezvous.then(over_one).unwrap_or(Ok(()));
-        }
-        let mut nodes: Vec<NodeId> = self.parts.iter().map(|part| part.site.node).collect();
-        network.check_order(&nodes)?;
-        nodes.reverse();
-        network.check_order(&nodes)
     }
 
     /// Tells membership which seats nodes hold.

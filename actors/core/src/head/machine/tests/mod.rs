@@ -16,14 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::identity::Role;
 use kolo_wire::ids::{ClusterId, DriverId};
 use kolo_wire::{
-    HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeReply, Placement, Resources, Seal,
-    SubmitFrame,
+    HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeNetwork, NodeReply, Placement, Resources,
+    Seal, SubmitFrame,
 };
 
 use super::*;
 use crate::head::job::JobConfig;
 use crate::head::job::fixtures::{exited, ready, spec};
 use crate::head::messages::{Caller, Question};
+use crate::interfaces::tests::host;
 
 const CLUSTER: ClusterId = ClusterId(1);
 const LEASE: Duration = Duration::from_secs(60);
@@ -321,4 +322,9 @@ impl World {
         let nodes = cluster.nodes.iter();
         nodes.map(|node| node.available.cpus.0 / 1000).collect()
     }
+}
+
+/// The interfaces of a node on a host of its own, in a network of this number.
+fn on_own_host(node: u64, network: u8) -> Option<NodeNetwork> {
+    host(node, &[&format!("eth0 10.0.{network}.{node}")]).network
 }

@@ -1,8 +1,7 @@
 //! Probes of network interfaces.
 
 use kolo_wire::{
-    Echo, Interface, InterfaceAddress, InterfaceSelection, InterfacesQuery, NetworkChoice,
-    NetworkReport, NodeNetwork, ProbeResult,
+    Echo, InterfaceSelection, InterfacesQuery, NetworkChoice, NetworkReport, ProbeResult,
 };
 
 use super::*;
@@ -15,23 +14,8 @@ fn is_probe(request: &NodeRequest) -> bool {
 fn world() -> (World, [Session; 2]) {
     let mut world = World::new();
     let nodes = [1, 2].map(|node| {
-        let eth = Interface {
-            name: "eth0".to_owned(),
-            up: true,
-            loopback: false,
-            mtu: 1500,
-            speed: None,
-            addresses: vec![InterfaceAddress {
-                ip: IpAddr::from([10, 0, 0, node as u8]),
-                prefix: 24,
-            }],
-        };
         let registration = NodeRegistration {
-            network: Some(NodeNetwork {
-                listen: ([0, 0, 0, 0], 7).into(),
-                host: format!("h{node}"),
-                interfaces: vec![eth],
-            }),
+            network: on_own_host(node, 0),
             ..introduction(node, 1)
         };
         world.register(registration, |request| {

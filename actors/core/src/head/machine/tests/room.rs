@@ -1,6 +1,6 @@
 //! Jobs that wait for room are told of changes, and not again and again.
 
-use kolo_wire::{Interface, InterfaceAddress, NodeNetwork, ProbeFailure, ProbeResult};
+use kolo_wire::{ProbeFailure, ProbeResult};
 
 use super::elastic::Group;
 use super::*;
@@ -84,30 +84,10 @@ fn the_sites_of_a_new_job_are_for_its_spares_too() {
     assert_eq!(group.world.free_cpus(), [1, 1, 1, 1]);
 }
 
-/// A host with one interface in a network of this number.
-fn network(node: u64, number: u8) -> NodeNetwork {
-    let eth = Interface {
-        name: "eth0".to_owned(),
-        up: true,
-        loopback: false,
-        mtu: 1500,
-        speed: None,
-        addresses: vec![InterfaceAddress {
-            ip: IpAddr::from([10, 0, number, node as u8]),
-            prefix: 24,
-        }],
-    };
-    NodeNetwork {
-        listen: ([0, 0, 0, 0], 7).into(),
-        host: format!("h{node}"),
-        interfaces: vec![eth],
-    }
-}
-
 /// A node on a host of its own with one network interface, which answers to no probe by itself.
 fn apart(group: &mut Group, node: u64) -> Session {
     let registration = NodeRegistration {
-        network: Some(network(node, 0)),
+        network: on_own_host(node, 0),
         ..introduction(node, 1)
     };
     let session = group.world.register(registration, |request| {
@@ -191,7 +171,7 @@ fn a_node_that_nothing_connects_is_left_and_not_probed_without_end() {
     assert_eq!(group.world.free_cpus(), [0, 1]);
     assert_eq!(group.members(job), (1, vec![(1, 1)]));
     // With another network it is tried again.
-    let request = HeadRequest::Network(network(2, 1));
+    let request = HeadRequest::Network(on_own_host(2, 1).unwrap());
     group.world.request(Caller::Peer(second), request);
     group.run();
     assert_eq!(group.reservations(second), 2);

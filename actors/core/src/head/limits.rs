@@ -11,7 +11,7 @@ use crate::node::colocator::KILLED;
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// The limits that a driver asks for. [`Limits::check`] says what is wrong with them.
-pub(in crate::head) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
+pub(super) fn limits(elastic: &Elastic, spec: &JobSpec) -> Limits {
     let ms = Duration::from_millis;
     Limits {
         on_change: elastic.on_change,
