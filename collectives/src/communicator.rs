@@ -18,7 +18,8 @@ use crate::record::{Counters, Record};
 use crate::schedule::{Layout, Tuning};
 use crate::stall::StallReport;
 
-/// Collective operations for one rank of a group. Clones share it.
+/// Collective operations for one rank of a group. Clones share it. Each operation has a module of its own, with the methods that are
+/// its forms.
 ///
 /// Every rank of the group makes the same calls in the same order. Operations of one communicator run one
 /// after the other, whichever clones and threads they come from; those of different groups run at once.

@@ -1,13 +1,15 @@
 //! Why a collective operation failed.
 
+use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
+use serde::{Deserialize, Serialize};
 
 use crate::stall::Missing;
 
 /// Why a collective operation failed on this rank. The caller's input is as it was (F-2).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CollectiveError {
     /// The control plane has said that a rank is lost, or its link has ended and nobody has said why (then the rank may live).
@@ -129,6 +131,13 @@ fn late_ranks(late: &[Rank], doing: &[Missing]) -> String {
 }
 
 impl CollectiveError {
+    /// There is no link to a rank, to which rank `tried` of the job was to make one.
+    pub(crate) fn unlinked(rank: Rank, error: &impl fmt::Display, tried: u32) -> Self {
+        // Others hear of it, too, and don't know which rank it was.
+        let reason = format!("{error} (rank {tried} has tried)");
+        Self::Connect { rank, reason }
+    }
+
     /// The rank that caused it. If it is another rank, this error is an echo of what that rank reports itself (or of its
     /// loss); it is this rank itself where that came late. `None` for what is no one rank's fault (a mismatch), or is this
     /// rank's own.
@@ -148,27 +157,41 @@ impl CollectiveError {
         }
     }
 
-    /// The same with other numbers for ranks.
-    pub(crate) fn with_ranks(mut self, map: impl Fn(Rank) -> Rank) -> Self {
-        match &mut self {
+    /// The ranks that it names.
+    pub(crate) fn ranks_mut(&mut self) -> Vec<&mut Rank> {
+        match self {
             Self::PeerLost { rank, .. }
             | Self::PeerFailed { rank, .. }
             | Self::PeerLeft { rank, .. }
             | Self::Connect { rank, .. }
-            | Self::Protocol { rank, .. } => *rank = map(*rank),
+            | Self::Protocol { rank, .. } => vec![rank],
             Self::Deadline { late, doing, .. } => {
                 let doing = doing.iter_mut().map(|missing| &mut missing.rank);
-                late.iter_mut()
-                    .chain(doing)
-                    .for_each(|rank| *rank = map(*rank));
-                // A group may have its members in another order.
-                late.sort_unstable();
+                late.iter_mut().chain(doing).collect()
             }
-            Self::Mismatch { rank, other, .. } => {
-                *rank = map(*rank);
-                *other = map(*other);
-            }
-            Self::Aborted { .. } | Self::Revoked { .. } | Self::Invalid { .. } => {}
+            Self::Mismatch { rank, other, .. } => vec![rank, other],
+            Self::Aborted { .. } | Self::Revoked { .. } | Self::Invalid { .. } => Vec::new(),
+        }
+    }
+
+    /// The same with other numbers for ranks.
+    pub(crate) fn with_ranks(mut self, map: impl Fn(Rank) -> Rank) -> Self {
+        for rank in self.ranks_mut() {
+            *rank = map(*rank);
+        }
+        if let Self::Deadline { late, .. } = &mut self {
+            // A group may have its members in another order.
+            late.sort_unstable();
+        }
+        self
+    }
+
+    /// As it is for a rank that is told of it in this operation of this call.
+    pub(crate) fn heard_in(mut self, in_call: CallId, in_operation: &str) -> Self {
+        match &mut self {
+            Self::PeerFailed { call, .. } => *call = in_call,
+            Self::Deadline { operation, .. } => in_operation.clone_into(operation),
+            _ => {}
         }
         self
     }

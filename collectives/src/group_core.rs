@@ -7,7 +7,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_transport::ids::{Generation, JobId, Rank};
 use tokio::sync::Mutex;
@@ -26,6 +26,7 @@ use crate::rank_shared::listener::Listener;
 use crate::rank_shared::signals::{Arrival, Signals};
 use crate::rank_shared::{GroupId, Kind, RankShared};
 use crate::record::ShortName;
+use crate::times::{ATTENDED, FOREVER};
 
 mod member;
 mod op_guard;
@@ -39,14 +40,8 @@ use op_guard::drive;
 pub(crate) use shared_memory::{Quick, Shared};
 use waiting::Waiting;
 
-/// Longer timeouts count as this one: clocks end somewhere.
-const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
 /// So many operations that were given up before their turn are told of before the links are written to.
 const AT_ONCE: usize = 64;
-
-/// So long at least what is to be said waits for peers that do not read, until the listener sees to it.
-const ATTENDED: Duration = Duration::from_secs(2);
 
 /// What runs the operations of a group that are told apart by name. It uses groups, so that they know of it no more than this.
 pub(crate) trait Named: Any + Send + Sync {
@@ -57,6 +52,8 @@ pub(crate) trait Named: Any + Send + Sync {
 /// Starts what runs the named operations of a group.
 pub(crate) type StartNamed = fn(&GroupCore) -> Arc<dyn Named>;
 
+/// A group on this rank. The fields are many because the clones of a communicator share all of it: who they are, what comes from
+/// outside, the engine, and what runs operations.
 pub(crate) struct GroupCore {
     pub(crate) me: u32,
     pub(crate) world: u32,
@@ -529,9 +526,12 @@ impl GroupCore {
             }
             // After that: what is asked for may just have come.
             for peer in requests {
-                if engine.may_begin_link(peer) {
+                if engine.is_asked_by(peer) {
                     self.connect(peer);
                 }
+            }
+            for peer in engine.poll_renewals(cx) {
+                self.connect(peer);
             }
             let flushed = engine.poll_flush(cx).is_ready();
             // A peer that does not read is late, and nothing worse. The listener goes on when it reads: the communicator is not

@@ -45,7 +45,7 @@ const TEXT: usize = 1024;
 pub const SENDER: Rank = Rank(u32::MAX);
 
 const MAGIC: [u8; 4] = *b"kolo";
-const VERSION: u8 = 6;
+const VERSION: u8 = 7;
 
 /// The first bytes of every header: what it is, and of which version.
 pub const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];

@@ -3,25 +3,16 @@
 //! A [`Communicator`] is one rank of a group. A worker of a job has one ready; a program with its own ways to its ranks writes a
 //! [`Connector`].
 //!
-//! [`local_group`] makes a whole group inside one process, for tests:
+//! [`run_local`] runs a closure on each rank of a group inside one process, for tests, and [`local_group`] makes such a group:
 //!
 //! ```
-//! use kolo_collectives::{ReduceOp, local_group};
+//! use kolo_collectives::{ReduceOp, run_local};
 //!
-//! let group = local_group(3)?;
-//! let sums: Vec<Vec<f32>> = std::thread::scope(|scope| {
-//!     let threads: Vec<_> = group
-//!         .iter()
-//!         .map(|comm| {
-//!             scope.spawn(move || {
-//!                 let mut data = vec![comm.rank().0 as f32, 1.0];
-//!                 comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data)
-//!             })
-//!         })
-//!         .collect();
-//!     threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Result<_, _>>()
+//! let sums = run_local(3, |comm| {
+//!     let mut data = vec![comm.rank().0 as f32, 1.0];
+//!     comm.all_reduce(&mut data, ReduceOp::Sum).map(|()| data)
 //! })?;
-//! assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
+//! assert_eq!(sums, vec![Ok(vec![3.0, 3.0]); 3]);
 //! # Ok::<(), kolo_collectives::CollectiveError>(())
 //! ```
 //!
@@ -47,7 +38,7 @@
 //! |---|---|---|
 //! | [`element`], [`operation`], [`reduce`] | types, operators, kernels | none |
 //! | [`schedule`] | which rank sends what to whom, step by step; what it costs; which algorithm is taken | none |
-//! | [`record`], [`stall`] | what was done, and what waits | none |
+//! | [`record`], [`stall`], `times` | what was done, and what waits; how long things may take | none |
 //! | [`error`], [`header`], [`cause`], `verdict` | the frames of the data plane; why an operation ends, and because of whom | none |
 //! | `shm`, [`lane`] | shared memory; connected links: memory, Unix socket, QUIC, TLS over TCP | yes |
 //! | `link` | a lane with what is half read and half written on it | through lanes |
@@ -83,6 +74,7 @@ mod options;
 mod rank_shared;
 mod scratch;
 mod shm;
+mod times;
 mod verdict;
 mod world;
 
@@ -98,7 +90,7 @@ pub use options::{Compression, Options};
 pub use schedule::{Algorithm, Layout, Tuning};
 pub use shm::arena::way_in_shared_memory;
 pub use shm::buffer::SharedBuffer;
-pub use world::local_group;
+pub use world::{local_group, run_local};
 
 // What the arguments are made of, so that nobody needs another crate for them.
 pub use half::{bf16, f16};

@@ -99,6 +99,8 @@ pub(crate) struct Link {
     kind: &'static str,
     /// A task is making the lane.
     pub(crate) connecting: bool,
+    /// The peer has asked for a new lane while this one was there: for the peer the lane has ended.
+    pub(crate) requested: bool,
     /// How the last lane ended, while there is no new one.
     pub(crate) ended: Option<Ended>,
     pub(crate) inbound: Option<Inbound>,
@@ -420,6 +422,19 @@ impl Link {
     /// Frames that were [shown](Link::poll_ahead) before are shown again: another operation may have more use for them.
     pub(crate) fn look_again(&mut self) {
         self.buffer.look_again();
+    }
+
+    /// Between operations: ends the link if the lane has ended and everything that came before is taken.
+    pub(crate) fn poll_end(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.inbound, Some(Inbound::Header)) {
+            return;
+        }
+        match self.poll_header(cx) {
+            Poll::Ready(Ok(header)) => self.inbound = Some(Inbound::Held(header)),
+            Poll::Ready(Err(Stop::Ended(reason))) => self.end(reason),
+            // The next operation sees that what came is no header.
+            Poll::Ready(Err(Stop::Protocol(_))) | Poll::Pending => {}
+        }
     }
 
     /// Reads up to `most` bytes and drops them. Returns how many.

@@ -11,9 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::group_id::GroupId;
 use crate::operation::Tag;
-
-/// After this time a wait is reported, if nothing else is set.
-pub(crate) const AFTER: Duration = Duration::from_secs(60);
+use crate::times::STALL;
 
 /// Reports that are kept.
 const KEPT: usize = 64;
@@ -87,7 +85,7 @@ struct State {
 impl Default for State {
     fn default() -> Self {
         Self {
-            after: AFTER,
+            after: STALL,
             callback: None,
             reports: VecDeque::new(),
         }

@@ -58,22 +58,14 @@ impl Communicator {
 /// with its last communicator.
 ///
 /// ```
-/// use kolo_collectives::{CollectiveError, Communicator, ReduceOp, local_group};
+/// use kolo_collectives::{ReduceOp, local_group};
 ///
-/// /// The code under test.
-/// fn mean(comm: &Communicator, mine: f64) -> Result<f64, CollectiveError> {
-///     let mut data = [mine];
-///     comm.all_reduce(&mut data, ReduceOp::Average)?;
-///     Ok(data[0])
+/// let group = local_group(2)?;
+/// let sums = [0, 1].map(|rank: usize| group[rank].start().all_reduce(vec![1.5], ReduceOp::Sum));
+/// for sum in sums {
+///     assert_eq!(sum.wait()?, [3.0]);
 /// }
-///
-/// let group = local_group(4)?;
-/// std::thread::scope(|scope| {
-///     for comm in &group {
-///         scope.spawn(move || assert_eq!(mean(comm, f64::from(comm.rank().0)), Ok(1.5)));
-///     }
-/// });
-/// # Ok::<(), CollectiveError>(())
+/// # Ok::<(), kolo_collectives::CollectiveError>(())
 /// ```
 ///
 /// # Errors
@@ -118,6 +110,47 @@ pub fn local_group(world_size: u32) -> Result<Vec<Communicator>, CollectiveError
     *hub.acceptors.lock().unwrap_or_else(PoisonError::into_inner) =
         group.iter().map(Communicator::acceptor).collect();
     Ok(group)
+}
+
+/// Runs a closure for each rank of a [`local_group`], each on a thread of its own. Returns the results in rank order.
+///
+/// ```
+/// use kolo_collectives::{CollectiveError, Communicator, ReduceOp, run_local};
+///
+/// /// The code under test.
+/// fn mean(comm: &Communicator, mine: f64) -> Result<f64, CollectiveError> {
+///     let mut data = [mine];
+///     comm.all_reduce(&mut data, ReduceOp::Average)?;
+///     Ok(data[0])
+/// }
+///
+/// let means = run_local(4, |comm| mean(comm, f64::from(comm.rank().0)))?;
+/// assert_eq!(means, vec![Ok(1.5); 4]);
+/// # Ok::<(), CollectiveError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`local_group`].
+///
+/// # Panics
+///
+/// If the closure panics on a rank.
+pub fn run_local<R: Send>(
+    world_size: u32,
+    body: impl Fn(&Communicator) -> R + Sync,
+) -> Result<Vec<R>, CollectiveError> {
+    let group = local_group(world_size)?;
+    Ok(std::thread::scope(|scope| {
+        let body = &body;
+        let spawn = |comm| scope.spawn(move || body(comm));
+        let threads: Vec<_> = group.iter().map(spawn).collect();
+        let results = threads.into_iter().map(|thread| {
+            let result = thread.join();
+            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        results.collect()
+    }))
 }
 
 /// Where the members of a local group find each other.

@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Group, Kind, run, until};
+use common::{Group, Kind, at_once, run, until};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::record::{Moved, Outcome};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
@@ -195,7 +195,7 @@ fn what_never_ran_is_in_the_records_too() {
 /// What does an operation wait for? The report says who, and what that rank does instead.
 #[test]
 fn a_stall_names_who_did_not_come_and_what_it_does() {
-    for kind in [Kind::Unix, Kind::Shared] {
+    at_once([Kind::Unix, Kind::Shared], |kind| {
         let group = Group::new(kind, 4);
         let heard = Arc::new(Mutex::new(Vec::new()));
         for comm in &group.members {
@@ -231,13 +231,13 @@ fn a_stall_names_who_did_not_come_and_what_it_does() {
         assert_eq!(stalls.len(), 1);
         assert_eq!(stalls[0].missing[0].rank, Rank(2));
         assert!(group.members[2].stalls().is_empty());
-    }
+    });
 }
 
 /// As it is by default, where both are a minute.
 #[test]
 fn a_stall_that_is_due_at_the_deadline_is_reported_once() {
-    for kind in [Kind::Unix, Kind::Shared] {
+    at_once([Kind::Unix, Kind::Shared], |kind| {
         let group = Group::new(kind, 3);
         group.run(|comm| comm.barrier().unwrap());
         let limit = Duration::from_millis(1200);
@@ -266,7 +266,7 @@ fn a_stall_that_is_due_at_the_deadline_is_reported_once() {
             );
         }
         assert!(group.members[1].stalls().is_empty());
-    }
+    });
 }
 
 /// A rank that waits in an operation of another group is not missing without a trace.

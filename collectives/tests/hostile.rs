@@ -15,7 +15,7 @@ use kolo_collectives::header::{Data, HEADER, Header, SEGMENT};
 use kolo_collectives::operation::{Factor, Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{CollectiveError, Communicator, DType, ReduceOp};
-use kolo_transport::ids::{Generation, JobId, Rank};
+use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use proptest::prelude::*;
 
 /// Rank 0's error when rank 1 sends this, and closes the link or not.
@@ -51,13 +51,13 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         tag: Tag::default(),
         length: 3,
     };
-    let stranger = Cause::Lost {
+    let stranger = Cause::Failure(CollectiveError::PeerLost {
         rank: Rank(2),
         reason: "who?".to_owned(),
-    };
+    });
     for (bytes, contains) in [
         (vec![b'H'; HEADER], "instead of `kolo`"),
-        (old, "protocol version 0, this side has 6"),
+        (old, "protocol version 0, this side has 7"),
         (
             changed(|data| data.length = SEGMENT as u32 + 1),
             "over the limit of 262144",
@@ -104,10 +104,11 @@ fn a_link_that_ends_anywhere_in_a_frame_is_a_lost_peer() {
 fn a_notice_that_is_cut_by_the_end_of_its_operation_does_not_hurt_the_next() {
     let runtime = runtime();
     let (comm, mut lane) = victim(&runtime, 0);
-    let cause = Cause::Failed {
+    let cause = Cause::Failure(CollectiveError::PeerFailed {
         rank: Rank(1),
+        call: CallId(0),
         reason: "too late".to_owned(),
-    };
+    });
     let values = [1_u8; 4 * COUNT as usize];
     let mut bytes = frame(Header::Data(right()), &values);
     let notice = notice(Tag::default(), &cause);
@@ -144,9 +145,9 @@ fn a_peer_hears_why_this_rank_gave_up() {
         .next();
     let Some((
         _,
-        Cause::Mismatch {
+        Cause::Failure(CollectiveError::Mismatch {
             asked, other_asked, ..
-        },
+        }),
     )) = cause
     else {
         panic!("{cause:?}");

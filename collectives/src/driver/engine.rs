@@ -169,6 +169,33 @@ impl Engine {
         may
     }
 
+    /// A peer asks for its link. Returns whether this rank begins to make the link now. One that is there has ended for the peer, and is
+    /// made again when the end is [seen](Engine::renews).
+    pub(crate) fn is_asked_by(&mut self, peer: u32) -> bool {
+        let link = &mut self.links[peer as usize];
+        link.requested = link.is_up();
+        self.may_begin_link(peer)
+    }
+
+    /// Whether a link has ended for which the peer had asked before the end was seen here. From here on it counts as being made.
+    pub(crate) fn renews(&mut self, peer: u32) -> bool {
+        let link = &mut self.links[peer as usize];
+        !link.is_up() && std::mem::take(&mut link.requested) && self.may_begin_link(peer)
+    }
+
+    /// The links that [are made again](Engine::renews), found between operations.
+    pub(crate) fn poll_renewals(&mut self, cx: &mut Context<'_>) -> Vec<u32> {
+        let mut found = Vec::new();
+        for peer in 0..self.world {
+            let link = &mut self.links[peer as usize];
+            if link.requested {
+                link.poll_end(cx);
+                found.extend(self.renews(peer).then_some(peer));
+            }
+        }
+        found
+    }
+
     /// Some of the ranks that may wait for this one to make a link, and have none: the lower ones at distances
     /// 1, 2, 4, ..., which most schedules use. They count as being linked from here on.
     pub(crate) fn unlinked_neighbours(&mut self) -> Vec<u32> {
@@ -191,16 +218,9 @@ impl Engine {
     /// The lower ranks to which the network broke the link, and which wait for a new one. They count as being
     /// linked from here on.
     pub(crate) fn broken_links(&mut self) -> Vec<u32> {
-        let mut found = Vec::new();
-        for peer in (0..self.world).filter(|peer| *peer != self.me) {
-            let link = &self.links[peer as usize];
-            let broken = link.ended.as_ref().is_some_and(|ended| !ended.is_final);
-            if broken && !link.is_up() && !link.connecting && self.dials(peer) {
-                self.links[peer as usize].connecting = true;
-                found.push(peer);
-            }
-        }
-        found
+        (0..self.world)
+            .filter(|peer| self.links[*peer as usize].ended.is_some() && self.may_begin_link(*peer))
+            .collect()
     }
 
     /// An operation has ended well here.

@@ -108,12 +108,14 @@ impl Driver<'_> {
                             stage.reserve(header.length as usize);
                         }
                         let got = 0;
-                        let payload = Inbound::Payload {
-                            header,
-                            action,
-                            got,
-                        };
-                        (payload, Poll::Ready(Ok(())))
+                        (
+                            Inbound::Payload {
+                                header,
+                                action,
+                                got,
+                            },
+                            Poll::Ready(Ok(())),
+                        )
                     }
                     Err(error) => {
                         // The next operation drops its payload.
@@ -136,25 +138,22 @@ impl Driver<'_> {
                     header,
                     action,
                     got,
-                } => match self.poll_segment(peer, cx, header, action, got) {
-                    Poll::Ready(Ok(count)) => {
-                        let got = got + count;
-                        let payload = Inbound::Payload {
+                } => {
+                    let polled = self.poll_segment(peer, cx, header, action, got);
+                    let count = match &polled {
+                        Poll::Ready(Ok(count)) => *count,
+                        _ => 0,
+                    };
+                    let got = got + count;
+                    (
+                        Inbound::Payload {
                             header,
                             action,
                             got,
-                        };
-                        (payload, Poll::Ready(Ok(())))
-                    }
-                    other => {
-                        let payload = Inbound::Payload {
-                            header,
-                            action,
-                            got,
-                        };
-                        (payload, other.map_ok(|_| ()))
-                    }
-                },
+                        },
+                        polled.map_ok(|_| ()),
+                    )
+                }
                 Inbound::Text { header, text } if text.len() == header.length() => {
                     link.inbound = Some(Inbound::Header);
                     self.told(peer, header, &text)?;
@@ -489,6 +488,9 @@ impl Driver<'_> {
                 let is_final = link.ended.as_ref().is_none_or(|ended| ended.is_final);
                 let may_relink = !link.present.used && !is_final && !link.present.relinked;
                 self.watch.stir();
+                if self.engine.renews(peer) {
+                    (self.place.connect)(peer);
+                }
                 // A peer that has all that it needs from this operation may go.
                 if !self.needs(peer) {
                     return Ok(());

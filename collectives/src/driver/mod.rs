@@ -24,18 +24,13 @@ use crate::link::Present;
 use crate::operation::{Operation, Tag};
 use crate::rank_shared::signals::Signals;
 use crate::stall::Stalls;
+use crate::times::{LOOK, MOST_OF_TURN, TURN};
 use crate::verdict::{Verdict, Watch};
 use agreement::Agreement;
 use engine::{Engine, Progress};
 
 pub(crate) use place::InPlace;
 pub(crate) use shared_memory::Mode;
-
-/// A rank that waits has a turn so often at least ...
-const TURN: Duration = Duration::from_secs(1);
-/// ... and of the time between two of them so much counts: a rank that was stopped, maybe with all others, comes back to ranks
-/// that are not late because of that.
-const MOST: Duration = Duration::from_secs(2);
 
 /// How long an operation may take.
 #[derive(Debug)]
@@ -51,7 +46,7 @@ impl TimeLimit {
         Self {
             started,
             deadline,
-            awake: Awake::new(Instant::now(), MOST),
+            awake: Awake::new(Instant::now(), MOST_OF_TURN),
         }
     }
 
@@ -231,10 +226,7 @@ impl<'a> Driver<'a> {
     /// When to poll again if nothing else happens.
     pub(crate) fn wake_at(&self) -> Instant {
         if self.mode == Mode::Shared && self.engine.must_poll() {
-            return self
-                .limit
-                .deadline
-                .min(Instant::now() + Duration::from_millis(1));
+            return self.limit.deadline.min(Instant::now() + LOOK);
         }
         let limit = match self.mode {
             // The flags say who is late: there is no roll call.

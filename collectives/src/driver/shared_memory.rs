@@ -3,7 +3,7 @@
 //! The links are read meanwhile: on them come the notices of ranks that give up, and the end of those that die.
 
 use std::task::Context;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
@@ -12,9 +12,7 @@ use crate::error::CollectiveError;
 use crate::header::{Header, Share};
 use crate::shm::arena::Outcome;
 use crate::shm::setup::Sharing;
-
-/// So long the word of a rank that has left an operation may take to come.
-const WORD: Duration = Duration::from_millis(200);
+use crate::times::WORD;
 
 /// What a run does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

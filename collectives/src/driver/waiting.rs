@@ -402,7 +402,7 @@ impl Driver<'_> {
         }
         // After that: what is asked for may just have come.
         for peer in requests {
-            if self.engine.may_begin_link(peer) {
+            if self.engine.is_asked_by(peer) {
                 (self.place.connect)(peer);
             }
         }
@@ -411,12 +411,10 @@ impl Driver<'_> {
 
     /// There is no link to a peer that this rank needs; `theirs` says that it is the peer that has tried.
     fn lack(&mut self, peer: u32, error: &LaneError, theirs: bool) -> Result<(), CollectiveError> {
-        let rank = Rank(peer);
+        let (rank, at) = (Rank(peer), Instant::now());
         let tried = if theirs { peer } else { self.engine.me };
         let tried = self.place.signals.lock().job_rank(tried);
-        // Others hear of it, too, and don't know which rank it was.
-        let reason = format!("{error} (rank {tried} has tried)");
-        let (error, at) = (CollectiveError::Connect { rank, reason }, Instant::now());
+        let error = CollectiveError::unlinked(rank, error, tried);
         self.verdict.hear(Event::NoLink { rank, at, error })
     }
 

@@ -138,6 +138,9 @@ impl Idle for GroupCore {
         for ((peer, link), told) in (0..).zip(&mut engine.links).zip(told) {
             answers.give(self.job_rank(peer), link, told, cx);
         }
+        for peer in engine.poll_renewals(cx) {
+            self.connect(peer);
+        }
         // Of failed operations, too, the rest for peers that have not read before.
         if engine.poll_flush(cx).is_pending() {
             tracing::trace!("a peer does not read yet");

@@ -457,10 +457,7 @@ impl OpGuard<'_> {
     pub(crate) fn skip(&mut self, tag: Tag) {
         let failure = self.inner.signals.lock().last_failure.clone();
         if let Some(error) = failure {
-            let cause = Cause::of(&error, Rank(self.inner.me));
-            let notice = self.engine.tell(tag, &cause);
-            self.engine.flush_now();
-            self.inner.signals.failed(tag, &error, notice);
+            self.tell(tag, &error);
         }
     }
 
@@ -472,11 +469,15 @@ impl OpGuard<'_> {
 
     /// As [`OpGuard::refuse`], of an operation that this rank has not: it is in no record.
     pub(crate) fn tell_refused(&mut self, tag: Tag, error: CollectiveError) -> CollectiveError {
-        let cause = Cause::of(&error, Rank(self.inner.me));
+        self.tell(tag, &error);
+        self.failed(tag, error)
+    }
+
+    fn tell(&mut self, tag: Tag, error: &CollectiveError) {
+        let cause = Cause::of(error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
         self.engine.flush_now();
-        self.inner.signals.failed(tag, &error, notice);
-        self.failed(tag, error)
+        self.inner.signals.failed(tag, error, notice);
     }
 }
 

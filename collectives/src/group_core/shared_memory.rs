@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 
-use super::{FOREVER, GroupCore, OpGuard, drive};
+use super::{GroupCore, OpGuard, drive};
 use crate::blocking::Alarm;
 use crate::driver::Driver;
 use crate::driver::engine::Engine;
@@ -18,6 +18,7 @@ use crate::shm::arena::{Arena, Outcome};
 use crate::shm::buffer::{Buffers, SharedBuffer};
 use crate::shm::map::MOST_RANKS;
 use crate::shm::setup::Sharing;
+use crate::times::FOREVER;
 
 /// What an operation is given.
 #[derive(Debug)]

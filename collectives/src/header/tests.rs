@@ -28,7 +28,7 @@ fn data() -> Data {
 fn the_layout_is_fixed() {
     let bytes = Header::Data(data()).encode();
     assert!(bytes.starts_with(&BEGINNING));
-    let mut expected = vec![b'k', b'o', b'l', b'o', 6, 4, 1, 7, 4, 3, 10, 18];
+    let mut expected = vec![b'k', b'o', b'l', b'o', 7, 4, 1, 7, 4, 3, 10, 18];
     expected.extend_from_slice(&u32::MAX.to_le_bytes());
     // The number of the operation is above 16 bits for its part.
     for field in [3_u64, 7, 9 << 16, 1000] {
@@ -55,7 +55,7 @@ fn what_is_not_understood_is_named() {
         Header::parse(&bytes).unwrap_err().to_string()
     };
     assert!(with(0, b'H').contains("instead of `kolo`"));
-    assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 6");
+    assert_eq!(with(4, 9), "data-plane protocol version 9, this side has 7");
     assert_eq!(with(5, 77), "unknown frame code 77");
     assert_eq!(with(6, 77), "unknown operation code 77");
     assert_eq!(with(7, 77), "unknown type code 77");

@@ -143,20 +143,22 @@ fn of(header: &Header) -> Option<Tag> {
 
 #[cfg(test)]
 mod tests {
-    use kolo_transport::ids::{Generation, Rank};
+    use kolo_transport::ids::{CallId, Generation, Rank};
 
     use super::*;
     use crate::cause::Cause;
+    use crate::error::CollectiveError;
     use crate::header::{Data, Share};
     use crate::operation::Operation;
 
     const GENERATION: Generation = Generation(1);
 
     fn abort(operation: u64) -> Vec<u8> {
-        let cause = Cause::Failed {
+        let cause = Cause::Failure(CollectiveError::PeerFailed {
             rank: Rank(0),
             reason: "x".repeat(1000),
-        };
+            call: CallId(0),
+        });
         cause.notice(GENERATION, Tag::new(1, operation))
     }
 
@@ -265,10 +267,11 @@ mod tests {
 
     #[test]
     fn a_call_that_ended_stays_until_there_is_a_later_one() {
-        let cause = Cause::Failed {
+        let cause = Cause::Failure(CollectiveError::PeerFailed {
             rank: Rank(0),
             reason: "it failed".to_owned(),
-        };
+            call: CallId(0),
+        });
         let mut backlog = Backlog::default();
         backlog.put(&cause.call_notice(GENERATION, 0));
         backlog.put(&cause.call_notice(GENERATION, 1));

@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cause::{Cause, cut};
+use crate::cause::cut;
+use crate::error::CollectiveError;
 use crate::operation::Operation;
+use crate::times::{ASK, FOREVER};
 
-use super::YEAR;
 use super::messages::{BATCH, Join, Key, Request, Up};
-use clock::Doing;
-use entry::{ASK, Entry, Stall, weight};
+use clock::Clock;
+use entry::{Entry, Stall, weight};
 
 pub(super) use entry::likeness;
 
@@ -36,7 +37,7 @@ pub(super) struct Failed {
     pub(super) call: u64,
     pub(super) heard: Heard,
     pub(super) names: Vec<String>,
-    pub(super) cause: Cause,
+    pub(super) cause: CollectiveError,
     /// By member, whether it has asked for one of them: the others need not know.
     pub(super) asked: Vec<bool>,
 }
@@ -78,7 +79,6 @@ pub(super) struct Book {
     world: u32,
     /// Most bytes that are fused.
     pub(super) threshold: u64,
-    stall_after: Duration,
     entries: HashMap<Key, Entry>,
     /// How many of them are not ready.
     waiting: usize,
@@ -86,21 +86,16 @@ pub(super) struct Book {
     ready: VecDeque<Key>,
     /// By member.
     joined: Vec<Option<Join>>,
-    doing: HashMap<u32, Doing>,
-    /// Before this time nobody is asked what it does.
-    asks_from: Option<Instant>,
-    /// Before this time the clock brings nothing, so the entries, of which there may be thousands, are not looked at.
-    alarm: Option<Instant>,
+    clock: Clock,
     heard: Heard,
     /// How many entries each member has asked for.
     asked: Vec<usize>,
     /// The number of the next operation, and of which call.
     next: (u64, u64),
     /// Why nothing works any more.
-    lost: Option<Cause>,
-    /// Calls before this one are over.
-    over_before: u64,
-    over: Option<Cause>,
+    lost: Option<CollectiveError>,
+    /// Calls before this one are over, and why.
+    over: Option<(u64, CollectiveError)>,
     running: usize,
     decisions: Vec<Decision>,
 }
@@ -110,19 +105,15 @@ impl Book {
         Self {
             world,
             threshold,
-            stall_after,
             entries: HashMap::new(),
             waiting: 0,
             ready: VecDeque::new(),
             joined: vec![None; world as usize],
-            doing: HashMap::new(),
-            asks_from: None,
-            alarm: None,
+            clock: Clock::new(stall_after),
             heard: Arc::new(vec![0; world as usize]),
             asked: vec![0; world as usize],
             next: (0, 0),
             lost: None,
-            over_before: 0,
             over: None,
             running: 0,
             decisions: Vec::new(),
@@ -147,7 +138,7 @@ impl Book {
             Up::Join(join) => self.join(rank, join),
             Up::Unjoin { serial, all } => self.unjoin(rank, serial, all),
             Up::Over { before, cause } => self.over(before, cause),
-            Up::Doing { text } => self.doing(now, rank, cut(&text).to_owned()),
+            Up::Doing { text } => self.clock.does(now, rank, cut(&text).to_owned()),
         }
     }
 
@@ -174,12 +165,13 @@ impl Book {
 
     /// A member has started an operation.
     fn ask(&mut self, now: Instant, rank: u32, (call, name): Key, request: Request) {
-        let limit = request.limit.min(YEAR);
+        let limit = request.limit.min(FOREVER);
         // Decisions that are not told yet keep what was heard before.
         let heard = &mut Arc::make_mut(&mut self.heard)[rank as usize];
         *heard = request.serial.max(*heard);
-        let over = self.over.clone().filter(|_| call < self.over_before);
-        if let Some(cause) = self.lost.clone().or(over) {
+        let over = self.over.as_ref().filter(|(before, _)| call < *before);
+        let cause = self.lost.as_ref().or(over.map(|(_, cause)| cause)).cloned();
+        if let Some(cause) = cause {
             let asked = (0..self.world).map(|other| other == rank).collect();
             let failed = self.failed(call, vec![name], cause, asked);
             self.decisions.push(Decision::Fail(failed));
@@ -201,8 +193,7 @@ impl Book {
             }
         });
         entry.deadline = entry.deadline.min(now + limit);
-        let alarm = entry.alarm(self.stall_after, self.asks_from);
-        self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
+        self.clock.await_entry(entry);
         if entry.asked[rank as usize]
             .replace(request.operation)
             .is_none()
@@ -219,23 +210,27 @@ impl Book {
     }
 
     /// A member is lost: nothing works any more. The first cause stays.
-    pub(super) fn lost(&mut self, cause: Cause) {
+    pub(super) fn lost(&mut self, cause: CollectiveError) {
         let cause = self.lost.get_or_insert(cause).clone();
         let failed = self.fail_all(u64::MAX, &cause);
         self.decide_to_fail(failed);
     }
 
     /// Calls before this one are over on some member.
-    fn over(&mut self, before: u64, cause: Cause) {
+    fn over(&mut self, before: u64, cause: CollectiveError) {
         let failed = self.fail_all(before, &cause);
         self.decide_to_fail(failed);
         for joined in &mut self.joined {
             joined.take_if(|join| join.call < before);
         }
-        if before > self.over_before {
-            self.over_before = before;
-            self.over = Some(cause);
+        if before > self.over_before() {
+            self.over = Some((before, cause));
         }
+    }
+
+    /// Calls before this one are over.
+    fn over_before(&self) -> u64 {
+        self.over.as_ref().map_or(0, |(before, _)| *before)
     }
 
     fn decide_to_fail(&mut self, failed: Vec<Failed>) {
@@ -244,7 +239,7 @@ impl Book {
     }
 
     /// Forgets all operations of calls before this one, and returns them.
-    pub(super) fn fail_all(&mut self, before: u64, cause: &Cause) -> Vec<Failed> {
+    pub(super) fn fail_all(&mut self, before: u64, cause: &CollectiveError) -> Vec<Failed> {
         let mut calls: BTreeMap<u64, (Vec<String>, Vec<bool>)> = BTreeMap::new();
         let keys: Vec<Key> = self
             .entries
@@ -272,7 +267,13 @@ impl Book {
         failed.collect()
     }
 
-    fn failed(&self, call: u64, names: Vec<String>, cause: Cause, asked: Vec<bool>) -> Failed {
+    fn failed(
+        &self,
+        call: u64,
+        names: Vec<String>,
+        cause: CollectiveError,
+        asked: Vec<bool>,
+    ) -> Failed {
         Failed {
             call,
             heard: Arc::clone(&self.heard),

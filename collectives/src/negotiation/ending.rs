@@ -8,16 +8,14 @@ use super::Taken;
 use super::book::Failed;
 use super::line::Line;
 use super::messages::{self, BATCH, Down};
-use crate::cause::Cause;
-
-/// A failed operation ends on this rank when the others have been told, or after so long: the program may end then.
-const TOLD: Duration = Duration::from_millis(100);
+use crate::error::CollectiveError;
+use crate::times::TOLD;
 
 /// A link has ended or could not be made, and nobody has said yet which rank is lost.
 pub(super) struct Suspicion {
     pub(super) member: u32,
     /// The cause if nobody says anything.
-    pub(super) cause: Cause,
+    pub(super) cause: CollectiveError,
     /// The member is not expected to come back.
     pub(super) is_final: bool,
     /// What waited on the other ranks, on the coordinator.
@@ -32,7 +30,7 @@ pub(super) struct Endings {
     /// These wait for a word on who is lost.
     suspicions: Vec<(Instant, Suspicion)>,
     /// These wait until the others have been told.
-    untold: Vec<(Instant, Taken, Cause)>,
+    untold: Vec<(Instant, Taken, CollectiveError)>,
 }
 
 impl Endings {
@@ -69,13 +67,18 @@ impl Endings {
     }
 
     /// These end when the others have been told.
-    pub(super) fn end_later(&mut self, now: Instant, own: Taken, cause: Cause) {
+    pub(super) fn end_later(&mut self, now: Instant, own: Taken, cause: CollectiveError) {
         self.untold.push((now + TOLD, own, cause));
     }
 
     /// Takes what ends now. `is_said` tells that nothing waits to be written.
-    pub(super) fn take_told(&mut self, now: Instant, is_said: bool) -> Vec<(Taken, Cause)> {
-        let is_told = |(until, ..): &mut (Instant, Taken, Cause)| is_said || now >= *until;
+    pub(super) fn take_told(
+        &mut self,
+        now: Instant,
+        is_said: bool,
+    ) -> Vec<(Taken, CollectiveError)> {
+        let is_told =
+            |(until, ..): &mut (Instant, Taken, CollectiveError)| is_said || now >= *until;
         let told = self.untold.extract_if(.., is_told);
         told.map(|(_, own, cause)| (own, cause)).collect()
     }
@@ -98,7 +101,7 @@ impl Endings {
 }
 
 /// Puts the word that operations are given up on the lines of the members that have asked.
-pub(super) fn tell(lines: &mut [Line], failed: &Failed, cause: &Cause) {
+pub(super) fn tell(lines: &mut [Line], failed: &Failed, cause: &CollectiveError) {
     let asked = lines.iter_mut().zip(&failed.asked).zip(&*failed.heard);
     for ((line, _), heard) in asked.filter(|((line, asked), _)| line.lane.is_some() && **asked) {
         for names in failed.names.chunks(BATCH) {
@@ -114,8 +117,8 @@ pub(super) fn tell(lines: &mut [Line], failed: &Failed, cause: &Cause) {
 }
 
 /// The cause that the link of a member has ended.
-pub(super) fn lost(member: u32, reason: String) -> Cause {
-    Cause::Lost {
+pub(super) fn lost(member: u32, reason: String) -> CollectiveError {
+    CollectiveError::PeerLost {
         rank: Rank(member),
         reason,
     }

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use super::book::ASKED;
 use super::messages::{self, Inbox};
@@ -35,6 +36,8 @@ pub(super) struct Line {
     pub(super) connecting: bool,
     /// The coordinator has asked for a new link while this one was there.
     pub(super) is_requested: bool,
+    /// When the link came.
+    pub(super) since: Option<Instant>,
     /// The member has said what it has heard of the coordinator, which is said once on a link.
     pub(super) has_heard: bool,
     pub(super) out: Vec<u8>,

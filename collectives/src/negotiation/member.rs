@@ -6,7 +6,6 @@ use std::time::Instant;
 use kolo_transport::ids::{CallId, Rank};
 
 use super::{Command, Negotiation, SHOWN};
-use crate::cause::Cause;
 use crate::error::CollectiveError;
 use crate::lane::LaneError;
 use crate::link::Link;
@@ -80,7 +79,10 @@ impl Member for Negotiation {
             return;
         }
         let reason = format!("call {call} has begun");
-        self.end_calls(call.0, reason, |rank, reason| Cause::Left { rank, reason });
+        self.end_calls(call.0, reason, |rank, reason| CollectiveError::PeerLeft {
+            rank,
+            reason,
+        });
     }
 
     fn abort_call(self: Arc<Self>, call: u64, reason: &str) {
@@ -93,9 +95,12 @@ impl Member for Negotiation {
             state.failed_call = Some((call, CollectiveError::Aborted { reason }));
         }
         let reason = reason.to_owned();
-        self.end_calls(call + 1, reason, |rank, reason| Cause::Failed {
-            rank,
-            reason,
+        self.end_calls(call + 1, reason, |rank, reason| {
+            CollectiveError::PeerFailed {
+                rank,
+                call: CallId(call),
+                reason,
+            }
         });
     }
 
@@ -116,7 +121,7 @@ impl Member for Negotiation {
             rank: Rank(rank),
             reason: reason.clone(),
         });
-        self.tell(Command::Lost(Cause::Lost {
+        self.tell(Command::Lost(CollectiveError::PeerLost {
             rank: Rank(member),
             reason,
         }));
@@ -125,7 +130,12 @@ impl Member for Negotiation {
 
 impl Negotiation {
     /// Calls before this one are over on this rank, for this reason. The others are told the cause.
-    fn end_calls(&self, before: u64, reason: String, cause: fn(Rank, String) -> Cause) {
+    fn end_calls(
+        &self,
+        before: u64,
+        reason: String,
+        cause: impl FnOnce(Rank, String) -> CollectiveError,
+    ) {
         let cause = cause(Rank(self.me), reason.clone());
         let error = CollectiveError::Aborted { reason };
         self.fail_with(self.take_before(before), &error);

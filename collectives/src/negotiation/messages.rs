@@ -6,6 +6,7 @@ use kolo_transport::ids::Generation;
 use serde::{Deserialize, Serialize};
 
 use crate::cause::Cause;
+use crate::error::CollectiveError;
 use crate::header::{Data, HEADER, Header};
 use crate::operation::{Operation, Tag};
 
@@ -59,7 +60,7 @@ pub(super) enum Up {
     Over {
         before: u64,
         #[serde(with = "as_payload")]
-        cause: Cause,
+        cause: CollectiveError,
     },
     /// What the rank does.
     Doing { text: String },
@@ -87,7 +88,7 @@ pub(super) enum Down {
         heard: u64,
         names: Vec<String>,
         #[serde(with = "as_payload")]
-        cause: Cause,
+        cause: CollectiveError,
     },
     /// The receiver is to say what it does.
     Query,
@@ -132,20 +133,28 @@ mod as_header {
     }
 }
 
-/// A cause as the payload of a frame.
+/// Why something failed, as in the payload of a frame.
 mod as_payload {
     use serde::de::Error as _;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    use super::Cause;
+    use super::{Cause, CollectiveError};
 
-    pub(super) fn serialize<S: Serializer>(cause: &Cause, to: S) -> Result<S::Ok, S::Error> {
-        cause.encode().serialize(to)
+    pub(super) fn serialize<S: Serializer>(
+        cause: &CollectiveError,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        Cause::Failure(cause.clone()).encode().serialize(to)
     }
 
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Cause, D::Error> {
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(
+        from: D,
+    ) -> Result<CollectiveError, D::Error> {
         let bytes = Vec::<u8>::deserialize(from)?;
-        Cause::parse(&bytes).ok_or_else(|| D::Error::custom("a cause that is none"))
+        match Cause::parse(&bytes) {
+            Some(Cause::Failure(error)) => Ok(error),
+            _ => Err(D::Error::custom("a cause that is none")),
+        }
     }
 }
 
@@ -221,7 +230,10 @@ mod tests {
             Up::Heard { call: 3, next: 7 },
             Up::Over {
                 before: 3,
-                cause: Cause::Missed { late: vec![] },
+                cause: CollectiveError::PeerLeft {
+                    rank: kolo_transport::ids::Rank(1),
+                    reason: "call 3 has begun".to_owned(),
+                },
             },
             Up::Ask {
                 key: (3, "w".to_owned()),

@@ -35,7 +35,6 @@ use std::time::{Duration, Instant};
 use kolo_transport::ids::{CallId, Rank};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use crate::cause::Cause;
 use crate::communicator::Communicator;
 use crate::error::CollectiveError;
 use crate::group_core::{GroupCore, Named};
@@ -45,6 +44,7 @@ use crate::options::Options;
 use crate::rank_shared::{GroupId, Kind, RankShared};
 use crate::record::ShortName;
 use crate::stall::{Missing, StallReport};
+use crate::times::{FOREVER, SILENT};
 use joining::Joining;
 use messages::{Key, Request, Up};
 
@@ -59,12 +59,6 @@ const LISTED: usize = 6;
 
 /// Most named operations of one rank that wait at once. Further ones are refused.
 const MOST: usize = 1 << 16;
-
-/// Ranks wait for so long after an operation's deadline for the coordinator's word on it.
-const SILENT: Duration = Duration::from_secs(2);
-
-/// A longer time limit counts as this one.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// An operation that may be done together with others that are [alike](may_fuse).
 pub(crate) trait Fusable: Any + Send {
@@ -103,11 +97,11 @@ enum Command {
     /// Calls before this one are over on this rank. What of them waits here ends with this error.
     Over {
         before: u64,
-        cause: Cause,
+        cause: CollectiveError,
         error: CollectiveError,
     },
     /// A member is lost: nothing with a name works any more.
-    Lost(Cause),
+    Lost(CollectiveError),
     /// The group is revoked: what waits for a word on a lost rank ends as well.
     Revoked(CollectiveError),
     /// An operation that was decided has ended on this rank.
@@ -276,7 +270,7 @@ impl Negotiation {
         limit: Duration,
         task: Task,
     ) {
-        let limit = limit.min(YEAR);
+        let limit = limit.min(FOREVER);
         let mut pending = Pending {
             name: ShortName::new(name),
             options,
@@ -346,11 +340,17 @@ impl Negotiation {
     }
 
     /// Ends operations with a cause that names members.
-    fn fail(&self, taken: Taken, cause: &Cause) {
+    fn fail(&self, taken: Taken, cause: &CollectiveError) {
         for ((call, name), pending) in taken {
             let what = format!("{} named `{name}`", pending.operation);
             let error = cause.clone();
-            let error = error.into_own_error(Rank(self.me), CallId(call), &what);
+            let error = match error.heard_in(CallId(call), &what) {
+                // Nobody else has failed.
+                CollectiveError::PeerFailed { rank, reason, .. } if rank == Rank(self.me) => {
+                    CollectiveError::Aborted { reason }
+                }
+                error => error,
+            };
             let error = error.with_ranks(|rank| Rank(self.job_rank(rank.0)));
             let error = self.rank_shared.add_who_waits(error);
             self.rank_shared.failed(call, &error);

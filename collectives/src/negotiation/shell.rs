@@ -6,7 +6,7 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_transport::ids::Rank;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -16,23 +16,17 @@ use super::book::{Book, Decision};
 use super::ending::{self, Endings, lost};
 use super::line::{Ended, Line};
 use super::messages::{self, BATCH, Down, Up};
-use super::{Command, Negotiation, SILENT, THRESHOLD, YEAR};
-use crate::cause::Cause;
+use super::{Command, Negotiation, THRESHOLD};
+use crate::error::CollectiveError;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
+use crate::times::{FOREVER, LIVED, PATIENCE, REST, SILENT};
 
 /// Most bytes that are read at once.
 const READ: usize = 16 << 10;
 
 /// Most rounds before other tasks have their turn: a peer that never stops talking holds up nobody.
 const MOST_ROUNDS: usize = 64;
-
-/// The end of a link is a suspicion for so long, whether somebody watches the ranks or not: a member that is done may go. A word
-/// from the node or the head in this time says which rank is lost.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What was decided last is said for so long when the communicator is gone.
-const REST: Duration = Duration::from_secs(1);
 
 pub(super) struct Shell {
     negotiation: Weak<Negotiation>,
@@ -49,6 +43,8 @@ pub(super) struct Shell {
     /// On the others: the call and the number that the next operation has of which the coordinator says that it runs.
     next: (u64, u64),
     endings: Endings,
+    /// On the coordinator: when to ask which members for new links.
+    again: Vec<(Instant, u32)>,
     buffer: Vec<u8>,
     /// The communicator is gone, and what was decided last is still being said.
     is_leaving: bool,
@@ -70,6 +66,7 @@ impl Shell {
             decided: None,
             next: (0, 0),
             endings: Endings::new(PATIENCE),
+            again: Vec::new(),
             buffer: vec![0; READ],
             is_leaving: false,
         }
@@ -77,7 +74,7 @@ impl Shell {
 
     /// Runs until the communicator is gone.
     pub(super) async fn run(mut self) {
-        let mut sleep = pin!(tokio::time::sleep(YEAR));
+        let mut sleep = pin!(tokio::time::sleep(FOREVER));
         poll_fn(|cx| self.poll(cx, sleep.as_mut())).await;
     }
 
@@ -104,11 +101,12 @@ impl Shell {
             let now = Instant::now();
             busy |= self.decide(&negotiation, now);
             busy |= self.end_what_is_told(&negotiation, now);
+            busy |= self.ask_again(&negotiation, now);
             // What was put on the lines is written in the next round.
             if busy {
                 continue;
             }
-            let alarm = self.alarm().unwrap_or(now + YEAR);
+            let alarm = self.alarm().unwrap_or(now + FOREVER);
             sleep.as_mut().reset(alarm.into());
             if sleep.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -121,7 +119,8 @@ impl Shell {
     /// When to look again though nothing comes.
     fn alarm(&self) -> Option<Instant> {
         let book = self.book.as_ref().and_then(Book::next_alarm);
-        [book, self.look_at, self.endings.alarm()]
+        let again = self.again.iter().map(|(at, _)| *at).min();
+        [book, self.look_at, self.endings.alarm(), again]
             .into_iter()
             .flatten()
             .min()
@@ -201,7 +200,7 @@ impl Shell {
                 let reason = "it does not read what it is asked for".to_owned();
                 let rank = Rank(0);
                 let taken = negotiation.take(key.0, &[key.1], request.serial);
-                negotiation.fail(taken, &Cause::Connect { rank, reason });
+                negotiation.fail(taken, &CollectiveError::Connect { rank, reason });
             }
             message => {
                 if let Up::Ask { request, .. } = &message {
@@ -247,6 +246,18 @@ impl Shell {
         &mut self.lines[index]
     }
 
+    /// Asks members for new links in place of those that broke. Returns whether there were any.
+    fn ask_again(&mut self, negotiation: &Negotiation, now: Instant) -> bool {
+        let due: Vec<_> = self.again.extract_if(.., |(at, _)| now >= *at).collect();
+        for (_, member) in &due {
+            if self.line(*member).lane.is_none() {
+                let rank = negotiation.job_rank(*member);
+                negotiation.rank_shared.request(negotiation.id, rank);
+            }
+        }
+        !due.is_empty()
+    }
+
     /// A link is there, or can't be made.
     fn arrived(
         &mut self,
@@ -261,9 +272,9 @@ impl Shell {
             // A link that has come all the same will do.
             Err(_) if is_up => {}
             Err(error) => {
-                let numbers = |member| (Rank(member), Rank(negotiation.job_rank(member)));
-                let own = Rank(negotiation.job_rank(self.me));
-                let cause = Cause::unlinked(&error, own, numbers(member), self.me != 0);
+                let tried = if self.me == 0 { member } else { self.me };
+                let tried = negotiation.job_rank(tried);
+                let cause = CollectiveError::unlinked(Rank(member), &error, tried);
                 self.suspect(negotiation, member, cause, false);
             }
             Ok((lane, read)) => {
@@ -281,6 +292,7 @@ impl Shell {
                     .then(|| negotiation.lock().joining.open());
                 let line = self.line(member);
                 line.lane = Some(lane);
+                line.since = Some(Instant::now());
                 line.out.splice(0..0, first);
                 if let Some(join) = join.flatten() {
                     // Behind what waits: the rank has data for what it asked for before it joined.
@@ -334,14 +346,16 @@ impl Shell {
                 let Line {
                     is_requested,
                     has_heard,
+                    since,
                     ..
                 } = self.lines[index];
                 self.suspect(negotiation, member, lost(member, reason), is_final);
                 match &self.book {
                     // It may not have heard of that. A link over which nothing came is not made again and again.
                     Some(book) if book.has_decided() && has_heard && !is_final => {
-                        let rank = negotiation.job_rank(member);
-                        negotiation.rank_shared.request(negotiation.id, rank);
+                        let now = Instant::now();
+                        let at = since.map_or(now, |since| now.max(since + LIVED));
+                        self.again.push((at, member));
                     }
                     None if is_requested => self.link(negotiation),
                     _ => {}

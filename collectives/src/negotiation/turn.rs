@@ -173,7 +173,6 @@ mod tests {
     use kolo_transport::ids::Rank;
 
     use super::*;
-    use crate::cause::Cause;
     use crate::local_group;
     use crate::operation::ReduceOp;
 
@@ -217,7 +216,7 @@ mod tests {
     fn a_request_stays_that_the_coordinator_had_not_heard_when_it_gave_up() {
         let group = group(2, Duration::from_secs(60));
         let other = sum(&group[1], "sum");
-        let cause = Cause::Left {
+        let cause = CollectiveError::PeerLeft {
             rank: Rank(0),
             reason: "it gave up".to_owned(),
         };

@@ -9,13 +9,8 @@ impl Communicator {
     /// Returns when all ranks have come.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(|| comm.barrier());
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(3, |comm| assert_eq!(comm.barrier(), Ok(())))?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -12,18 +12,13 @@ impl Communicator {
     /// Copies the root's values to every rank. All ranks give the same length and root.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut data = if comm.rank() == Rank(1) { [7, 8] } else { [0, 0] };
-    ///             comm.broadcast(&mut data, Rank(1)).unwrap();
-    ///             assert_eq!(data, [7, 8]);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mut data = if comm.rank() == Rank(1) { [7, 8] } else { [0, 0] };
+    ///     comm.broadcast(&mut data, Rank(1)).unwrap();
+    ///     assert_eq!(data, [7, 8]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -20,19 +20,14 @@ impl Communicator {
     /// takes as long as writing to it.
     ///
     /// ```
-    /// use kolo_collectives::{ReduceOp, local_group};
+    /// use kolo_collectives::{ReduceOp, run_local};
     ///
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut gradients = comm.buffer::<f32>(1000).unwrap();
-    ///             gradients.fill(1.5);
-    ///             comm.all_reduce_buffer(&mut gradients, ReduceOp::Sum).unwrap();
-    ///             assert_eq!(gradients[999], 3.0);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mut gradients = comm.buffer::<f32>(1000).unwrap();
+    ///     gradients.fill(1.5);
+    ///     comm.all_reduce_buffer(&mut gradients, ReduceOp::Sum).unwrap();
+    ///     assert_eq!(gradients[999], 3.0);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -56,18 +51,13 @@ impl Communicator {
     /// in the buffer. It takes half to nine tenths of the time of other memory.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut buffer = comm.buffer::<f32>(1000).unwrap();
-    ///             buffer.fill(2.5);
-    ///             comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
-    ///             assert!(buffer.iter().all(|value| *value == 5.0));
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let mut buffer = comm.buffer::<f32>(1000).unwrap();
+    ///     buffer.fill(2.5);
+    ///     comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+    ///     assert!(buffer.iter().all(|value| *value == 5.0));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -22,17 +22,12 @@ impl Communicator {
     /// same length: that of `data` divided by the world size.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let me = comm.rank().0;
-    ///             let mine = comm.all_to_all(&[10 * me, 10 * me + 1]).unwrap();
-    ///             assert_eq!(mine, [me, 10 + me]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     let me = comm.rank().0;
+    ///     let mine = comm.all_to_all(&[10 * me, 10 * me + 1]).unwrap();
+    ///     assert_eq!(mine, [me, 10 + me]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -77,17 +72,12 @@ impl Communicator {
     /// It has two parts: one for the lengths, one for the values.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             // One element to rank 0, two to rank 1.
-    ///             let got = comm.all_to_all_varcount(&['a' as u8, 98, 99], &[1, 2]).unwrap();
-    ///             assert_eq!(got.counts, [1 + comm.rank().index(); 2]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     // One element to rank 0, two to rank 1.
+    ///     let got = comm.all_to_all_varcount(&['a' as u8, 98, 99], &[1, 2]).unwrap();
+    ///     assert_eq!(got.counts, [1 + comm.rank().index(); 2]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -168,19 +158,14 @@ impl Communicator {
     /// Every rank passes a value on to the next one:
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(3)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let me = comm.rank().0;
-    ///             let sent = comm.start().send(vec![me], Rank((me + 1) % 3));
-    ///             assert_eq!(comm.receive::<u32>(Rank((me + 2) % 3)).unwrap(), [(me + 2) % 3]);
-    ///             sent.wait().unwrap();
-    ///         });
-    ///     }
-    /// });
+    /// run_local(3, |comm| {
+    ///     let me = comm.rank().0;
+    ///     let sent = comm.start().send(vec![me], Rank((me + 1) % 3));
+    ///     assert_eq!(comm.receive::<u32>(Rank((me + 2) % 3)).unwrap(), [(me + 2) % 3]);
+    ///     sent.wait().unwrap();
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -231,22 +216,17 @@ impl Communicator {
     /// As [`Communicator::receive`], into a buffer of as many elements as the other rank sends.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             if comm.rank() == Rank(0) {
-    ///                 comm.send(&[1_u8, 2, 3], Rank(1)).unwrap();
-    ///             } else {
-    ///                 let mut data = [0_u8; 3];
-    ///                 comm.receive_into(&mut data, Rank(0)).unwrap();
-    ///                 assert_eq!(data, [1, 2, 3]);
-    ///             }
-    ///         });
+    /// run_local(2, |comm| {
+    ///     if comm.rank() == Rank(0) {
+    ///         comm.send(&[1_u8, 2, 3], Rank(1)).unwrap();
+    ///     } else {
+    ///         let mut data = [0_u8; 3];
+    ///         comm.receive_into(&mut data, Rank(0)).unwrap();
+    ///         assert_eq!(data, [1, 2, 3]);
     ///     }
-    /// });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -47,16 +47,11 @@ impl Communicator {
     /// Gathers the ranks' values on every rank, in rank order. All ranks give the same length.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mine = [comm.rank().0; 2];
-    ///             assert_eq!(comm.all_gather(&mine), Ok(vec![0, 0, 1, 1]));
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     let mine = [comm.rank().0; 2];
+    ///     assert_eq!(comm.all_gather(&mine), Ok(vec![0, 0, 1, 1]));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -91,17 +86,12 @@ impl Communicator {
     /// As [`Communicator::all_gather`], into a buffer of the world size times the length of `data`.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut all = [0; 2];
-    ///             comm.all_gather_into(&[comm.rank().0 + 7], &mut all).unwrap();
-    ///             assert_eq!(all, [7, 8]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     let mut all = [0; 2];
+    ///     comm.all_gather_into(&[comm.rank().0 + 7], &mut all).unwrap();
+    ///     assert_eq!(all, [7, 8]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -127,19 +117,14 @@ impl Communicator {
     /// It has two parts: one for the lengths, one for the values.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mine = vec![1.5; comm.rank().index()];
-    ///             let gathered = comm.all_gather_varcount(&mine).unwrap();
-    ///             assert_eq!(gathered.counts, [0, 1]);
-    ///             assert_eq!(gathered.of(Rank(1)), [1.5]);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mine = vec![1.5; comm.rank().index()];
+    ///     let gathered = comm.all_gather_varcount(&mine).unwrap();
+    ///     assert_eq!(gathered.counts, [0, 1]);
+    ///     assert_eq!(gathered.of(Rank(1)), [1.5]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -177,19 +162,14 @@ impl Communicator {
     /// As [`Communicator::all_gather_varcount`], into what an earlier one returned: memory is used again.
     ///
     /// ```
-    /// # use kolo_collectives::{Gathered, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut all = Gathered::default();
-    ///             for round in 0..3 {
-    ///                 comm.all_gather_varcount_into(&vec![round; comm.rank().index()], &mut all).unwrap();
-    ///                 assert_eq!((&all.values[..], &all.counts[..]), (&[round][..], &[0, 1][..]));
-    ///             }
-    ///         });
+    /// # use kolo_collectives::{Gathered, run_local};
+    /// run_local(2, |comm| {
+    ///     let mut all = Gathered::default();
+    ///     for round in 0..3 {
+    ///         comm.all_gather_varcount_into(&vec![round; comm.rank().index()], &mut all).unwrap();
+    ///         assert_eq!((&all.values[..], &all.counts[..]), (&[round][..], &[0, 1][..]));
     ///     }
-    /// });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -210,17 +190,12 @@ impl Communicator {
     /// Gathers the ranks' values on the root, in rank order; the others get `None`. All ranks give the same length.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let all = comm.gather(&[comm.rank().0], Rank(0)).unwrap();
-    ///             assert_eq!(all, (comm.rank() == Rank(0)).then_some(vec![0, 1]));
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let all = comm.gather(&[comm.rank().0], Rank(0)).unwrap();
+    ///     assert_eq!(all, (comm.rank() == Rank(0)).then_some(vec![0, 1]));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -245,18 +220,13 @@ impl Communicator {
     /// others it may be empty, and stays as it is.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut all = if comm.rank() == Rank(1) { vec![0; 2] } else { vec![] };
-    ///             comm.gather_into(&[comm.rank().0], &mut all, Rank(1)).unwrap();
-    ///             assert!(all.is_empty() || all == [0, 1]);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mut all = if comm.rank() == Rank(1) { vec![0; 2] } else { vec![] };
+    ///     comm.gather_into(&[comm.rank().0], &mut all, Rank(1)).unwrap();
+    ///     assert!(all.is_empty() || all == [0, 1]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -286,18 +256,13 @@ impl Communicator {
     /// As [`Communicator::gather`], where each rank may give another length. It has two parts.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mine = vec!['a' as u8; 1 + comm.rank().index()];
-    ///             let all = comm.gather_varcount(&mine, Rank(0)).unwrap();
-    ///             assert_eq!(all.map(|all| all.counts), (comm.rank() == Rank(0)).then_some(vec![1, 2]));
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mine = vec!['a' as u8; 1 + comm.rank().index()];
+    ///     let all = comm.gather_varcount(&mine, Rank(0)).unwrap();
+    ///     assert_eq!(all.map(|all| all.counts), (comm.rank() == Rank(0)).then_some(vec![1, 2]));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -29,17 +29,12 @@ impl Communicator {
     /// looks at each buffer as a whole, it is one operation for each.)
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let (mut weights, mut bias) = ([1.0_f32; 6], [2.0_f32; 2]);
-    ///             comm.all_reduce_grouped(&mut [&mut weights, &mut bias], ReduceOp::Sum).unwrap();
-    ///             assert_eq!((weights, bias), ([2.0; 6], [4.0; 2]));
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let (mut weights, mut bias) = ([1.0_f32; 6], [2.0_f32; 2]);
+    ///     comm.all_reduce_grouped(&mut [&mut weights, &mut bias], ReduceOp::Sum).unwrap();
+    ///     assert_eq!((weights, bias), ([2.0; 6], [4.0; 2]));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -131,21 +126,16 @@ impl Communicator {
     /// and packs and unpacks them.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let me = comm.rank().0;
-    ///             let (ids, scores) = (vec![me; 2], vec![10 + me; comm.rank().index()]);
-    ///             let all = comm.all_gather_grouped(&[&ids, &scores]).unwrap();
-    ///             assert_eq!(all[0].values, [0, 0, 1, 1]);
-    ///             assert_eq!((&all[1].values[..], &all[1].counts[..]), (&[11][..], &[0, 1][..]));
-    ///             assert_eq!(all[1].of(Rank(1)), [11]);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let me = comm.rank().0;
+    ///     let (ids, scores) = (vec![me; 2], vec![10 + me; comm.rank().index()]);
+    ///     let all = comm.all_gather_grouped(&[&ids, &scores]).unwrap();
+    ///     assert_eq!(all[0].values, [0, 0, 1, 1]);
+    ///     assert_eq!((&all[1].values[..], &all[1].counts[..]), (&[11][..], &[0, 1][..]));
+    ///     assert_eq!(all[1].of(Rank(1)), [11]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -215,18 +205,13 @@ impl Communicator {
     /// as if all ranks got as much as the one that gets most: large buffers of fewer rows than ranks are better by themselves.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let (weights, bias) = ([1, 2, 3, 4], [5, 6, 7]);
-    ///             let mine = comm.reduce_scatter_grouped(&[(&weights, 2), (&bias, 3)], ReduceOp::Sum);
-    ///             let of_rank = [[vec![2, 4], vec![10, 12]], [vec![6, 8], vec![14]]];
-    ///             assert_eq!(mine.unwrap(), of_rank[comm.rank().index()]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let (weights, bias) = ([1, 2, 3, 4], [5, 6, 7]);
+    ///     let mine = comm.reduce_scatter_grouped(&[(&weights, 2), (&bias, 3)], ReduceOp::Sum);
+    ///     let of_rank = [[vec![2, 4], vec![10, 12]], [vec![6, 8], vec![14]]];
+    ///     assert_eq!(mine.unwrap(), of_rank[comm.rank().index()]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

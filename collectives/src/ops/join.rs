@@ -38,20 +38,15 @@ impl Communicator {
     /// In [named](Communicator::named) operations it takes part as well, until it ends, in whatever way.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// # use kolo_collectives::{ReduceOp, run_local};
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             // Rank 1 has a batch more than rank 0.
-    ///             for _ in 0..=comm.rank().0 {
-    ///                 comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
-    ///             }
-    ///             assert_eq!(comm.join(), Ok(Rank(1)));
-    ///         });
+    /// run_local(2, |comm| {
+    ///     // Rank 1 has a batch more than rank 0.
+    ///     for _ in 0..=comm.rank().0 {
+    ///         comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap();
     ///     }
-    /// });
+    ///     assert_eq!(comm.join(), Ok(Rank(1)));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

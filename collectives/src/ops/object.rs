@@ -19,18 +19,13 @@ impl Communicator {
     /// It has two parts: one for the length, one for the value.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mine = (comm.rank() == Rank(0)).then(|| ("epoch".to_owned(), 3));
-    ///             let all: (String, u32) = comm.broadcast_object(mine, Rank(0)).unwrap();
-    ///             assert_eq!(all, ("epoch".to_owned(), 3));
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mine = (comm.rank() == Rank(0)).then(|| ("epoch".to_owned(), 3));
+    ///     let all: (String, u32) = comm.broadcast_object(mine, Rank(0)).unwrap();
+    ///     assert_eq!(all, ("epoch".to_owned(), 3));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -85,16 +80,11 @@ impl Communicator {
     /// Gives all ranks' values to every rank, in rank order.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let names = comm.all_gather_object(&format!("rank {}", comm.rank())).unwrap();
-    ///             assert_eq!(names, ["rank 0", "rank 1"]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     let names = comm.all_gather_object(&format!("rank {}", comm.rank())).unwrap();
+    ///     assert_eq!(names, ["rank 0", "rank 1"]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -18,17 +18,12 @@ impl Communicator {
     /// the same length. [`ReduceOp`] says what operators do.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut data = [comm.rank().0 as i32, 5];
-    ///             assert_eq!(comm.all_reduce(&mut data, ReduceOp::Sum), Ok(()));
-    ///             assert_eq!(data, [1, 10]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let mut data = [comm.rank().0 as i32, 5];
+    ///     assert_eq!(comm.all_reduce(&mut data, ReduceOp::Sum), Ok(()));
+    ///     assert_eq!(data, [1, 10]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -61,17 +56,12 @@ impl Communicator {
     /// As [`Communicator::all_reduce`], into another buffer of the same length.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let (data, mut sum) = ([1.5_f32; 4], [0.0; 4]);
-    ///             comm.all_reduce_into(&data, &mut sum, ReduceOp::Sum).unwrap();
-    ///             assert_eq!((data, sum), ([1.5; 4], [3.0; 4]));
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let (data, mut sum) = ([1.5_f32; 4], [0.0; 4]);
+    ///     comm.all_reduce_into(&data, &mut sum, ReduceOp::Sum).unwrap();
+    ///     assert_eq!((data, sum), ([1.5; 4], [3.0; 4]));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -95,18 +85,13 @@ impl Communicator {
     /// Combines the ranks' values; the root gets the result in `data`. On the others `data` stays as it is.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// # use kolo_collectives::{ReduceOp, run_local};
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut data = [3_u64];
-    ///             comm.reduce(&mut data, ReduceOp::Product, Rank(1)).unwrap();
-    ///             assert_eq!(data, if comm.rank() == Rank(1) { [9] } else { [3] });
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mut data = [3_u64];
+    ///     comm.reduce(&mut data, ReduceOp::Product, Rank(1)).unwrap();
+    ///     assert_eq!(data, if comm.rank() == Rank(1) { [9] } else { [3] });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -137,17 +122,12 @@ impl Communicator {
     /// `rows % world_size` ranks get one row more ([`Communicator::rows_of`]).
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             // Three rows of two: rank 0 gets two of them, rank 1 the last one.
-    ///             let mine = comm.reduce_scatter(&[1, 2, 3, 4, 5, 6], 3, ReduceOp::Sum).unwrap();
-    ///             assert_eq!(mine, if comm.rank().0 == 0 { vec![2, 4, 6, 8] } else { vec![10, 12] });
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     // Three rows of two: rank 0 gets two of them, rank 1 the last one.
+    ///     let mine = comm.reduce_scatter(&[1, 2, 3, 4, 5, 6], 3, ReduceOp::Sum).unwrap();
+    ///     assert_eq!(mine, if comm.rank().0 == 0 { vec![2, 4, 6, 8] } else { vec![10, 12] });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -172,17 +152,12 @@ impl Communicator {
     /// As [`Communicator::reduce_scatter`], into a buffer of as many elements as this rank's rows have.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mut mine = [0_u8; 2];
-    ///             comm.reduce_scatter_into(&[1, 2, 3, 4], 2, &mut mine, ReduceOp::Sum).unwrap();
-    ///             assert_eq!(mine, [[2, 4], [6, 8]][comm.rank().index()]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     let mut mine = [0_u8; 2];
+    ///     comm.reduce_scatter_into(&[1, 2, 3, 4], 2, &mut mine, ReduceOp::Sum).unwrap();
+    ///     assert_eq!(mine, [[2, 4], [6, 8]][comm.rank().index()]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -14,18 +14,13 @@ impl Communicator {
     /// looked at; `length` is that of a part.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let all: &[i32] = if comm.rank() == Rank(0) { &[1, 2, 3, 4] } else { &[] };
-    ///             let mine = comm.scatter(all, 2, Rank(0)).unwrap();
-    ///             assert_eq!(mine, if comm.rank() == Rank(0) { [1, 2] } else { [3, 4] });
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let all: &[i32] = if comm.rank() == Rank(0) { &[1, 2, 3, 4] } else { &[] };
+    ///     let mine = comm.scatter(all, 2, Rank(0)).unwrap();
+    ///     assert_eq!(mine, if comm.rank() == Rank(0) { [1, 2] } else { [3, 4] });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -75,20 +70,15 @@ impl Communicator {
     /// others' `data` and `counts` are not looked at. It has two parts: one for the counts, one for the values.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let mine = match comm.rank() {
-    ///                 Rank(0) => comm.scatter_varcount(&[1.0, 2.0, 3.0], &[1, 2], Rank(0)),
-    ///                 _ => comm.scatter_varcount(&[], &[], Rank(0)),
-    ///             };
-    ///             assert_eq!(mine.unwrap().len(), comm.rank().index() + 1);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(2, |comm| {
+    ///     let mine = match comm.rank() {
+    ///         Rank(0) => comm.scatter_varcount(&[1.0, 2.0, 3.0], &[1, 2], Rank(0)),
+    ///         _ => comm.scatter_varcount(&[], &[], Rank(0)),
+    ///     };
+    ///     assert_eq!(mine.unwrap().len(), comm.rank().index() + 1);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

@@ -20,21 +20,16 @@ impl Communicator {
     /// ([`Communicator::members`]).
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
+    /// # use kolo_collectives::{ReduceOp, run_local};
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(3)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let Some(ends) = comm.group(&[Rank(0), Rank(2)]).unwrap() else {
-    ///                 return;
-    ///             };
-    ///             let mut data = [comm.rank().0];
-    ///             ends.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-    ///             assert_eq!(data, [2]);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(3, |comm| {
+    ///     let Some(ends) = comm.group(&[Rank(0), Rank(2)]).unwrap() else {
+    ///         return;
+    ///     };
+    ///     let mut data = [comm.rank().0];
+    ///     ends.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    ///     assert_eq!(data, [2]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -78,18 +73,13 @@ impl Communicator {
     /// A rank without color is in none of them and gets `None`. All ranks call it; it is an operation.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(4)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let me = comm.rank().0;
-    ///             // Even and odd ranks, the highest first.
-    ///             let half = comm.split(Some(me % 2), -i64::from(me)).unwrap().unwrap();
-    ///             assert_eq!((half.world_size(), half.rank().0), (2, 1 - me / 2));
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::run_local;
+    /// run_local(4, |comm| {
+    ///     let me = comm.rank().0;
+    ///     // Even and odd ranks, the highest first.
+    ///     let half = comm.split(Some(me % 2), -i64::from(me)).unwrap().unwrap();
+    ///     assert_eq!((half.world_size(), half.rank().0), (2, 1 - me / 2));
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///
@@ -149,20 +139,15 @@ impl Communicator {
     /// This group's members by their ranks in the job, in the order of their ranks here.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
+    /// # use kolo_collectives::run_local;
     /// # use kolo_collectives::Rank;
-    /// let group = local_group(3)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             let even = comm.split(Some(comm.rank().0 % 2), 0).unwrap().unwrap();
-    ///             let expected = if comm.rank().0 % 2 == 0 { vec![Rank(0), Rank(2)] } else { vec![Rank(1)] };
-    ///             assert_eq!(even.members(), expected);
-    ///             assert_eq!(even.rank_of(comm.rank()), Some(even.rank()));
-    ///             assert_eq!(even.rank_of(Rank(7)), None);
-    ///         });
-    ///     }
-    /// });
+    /// run_local(3, |comm| {
+    ///     let even = comm.split(Some(comm.rank().0 % 2), 0).unwrap().unwrap();
+    ///     let expected = if comm.rank().0 % 2 == 0 { vec![Rank(0), Rank(2)] } else { vec![Rank(1)] };
+    ///     assert_eq!(even.members(), expected);
+    ///     assert_eq!(even.rank_of(comm.rank()), Some(even.rank()));
+    ///     assert_eq!(even.rank_of(Rank(7)), None);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn members(&self) -> Vec<Rank> {

@@ -72,23 +72,18 @@ impl Communicator {
     /// for the operation itself.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             // Each rank in its own order.
-    ///             let mut names = ["weights", "bias"];
-    ///             names.rotate_left(comm.rank().index());
-    ///             let handles = names.map(|name| {
-    ///                 comm.named(name).all_reduce(vec![name.len() as f32], ReduceOp::Sum)
-    ///             });
-    ///             for (name, handle) in names.iter().zip(handles) {
-    ///                 assert_eq!(handle.wait().unwrap(), [2.0 * name.len() as f32]);
-    ///             }
-    ///         });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     // Each rank in its own order.
+    ///     let mut names = ["weights", "bias"];
+    ///     names.rotate_left(comm.rank().index());
+    ///     let handles = names.map(|name| {
+    ///         comm.named(name).all_reduce(vec![name.len() as f32], ReduceOp::Sum)
+    ///     });
+    ///     for (name, handle) in names.iter().zip(handles) {
+    ///         assert_eq!(handle.wait().unwrap(), [2.0 * name.len() as f32]);
     ///     }
-    /// });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn named(&self, name: impl Into<String>) -> Start {
@@ -104,18 +99,13 @@ impl Communicator {
     /// the setting of the member with the lowest rank among all.
     ///
     /// ```
-    /// # use kolo_collectives::{ReduceOp, local_group};
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             // Each by itself, so that sums have the same bits in each run.
-    ///             comm.set_fusion_threshold(0);
-    ///             let sum = comm.named("bias").all_reduce(vec![1.0_f32], ReduceOp::Sum);
-    ///             assert_eq!(sum.wait().unwrap(), [2.0]);
-    ///         });
-    ///     }
-    /// });
+    /// # use kolo_collectives::{ReduceOp, run_local};
+    /// run_local(2, |comm| {
+    ///     // Each by itself, so that sums have the same bits in each run.
+    ///     comm.set_fusion_threshold(0);
+    ///     let sum = comm.named("bias").all_reduce(vec![1.0_f32], ReduceOp::Sum);
+    ///     assert_eq!(sum.wait().unwrap(), [2.0]);
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     pub fn set_fusion_threshold(&self, bytes: u64) {

@@ -49,18 +49,13 @@ impl Communicator {
     /// the fastest of them took.
     ///
     /// ```
-    /// # use kolo_collectives::local_group;
-    /// let group = local_group(2)?;
-    /// std::thread::scope(|scope| {
-    ///     for comm in &group {
-    ///         scope.spawn(move || {
-    ///             comm.barrier().unwrap();
-    ///             if let Some(json) = comm.trace().unwrap() {
-    ///                 assert!(json.contains("\"name\":\"barrier\""));
-    ///             }
-    ///         });
+    /// # use kolo_collectives::run_local;
+    /// run_local(2, |comm| {
+    ///     comm.barrier().unwrap();
+    ///     if let Some(json) = comm.trace().unwrap() {
+    ///         assert!(json.contains("\"name\":\"barrier\""));
     ///     }
-    /// });
+    /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
     ///

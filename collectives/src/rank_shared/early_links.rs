@@ -2,7 +2,7 @@
 
 use std::sync::Weak;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
@@ -12,13 +12,11 @@ use crate::header::SENDER;
 use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
+use crate::times::NEW_LINK;
 
 /// Links that wait. More are refused: of all ranks, and of one rank (at least [`LEAST`]).
 const MOST: usize = 4096;
 const LEAST: usize = 64;
-
-/// A request that was made before its link was there comes in this time.
-const NEW: Duration = Duration::from_secs(1);
 
 /// Most bytes of one that are held to look what its peer asks for.
 const AHEAD: usize = 8 * 1024;
@@ -137,7 +135,7 @@ impl EarlyLinks {
     /// As [`EarlyLinks::has_link`], one that has just come.
     pub(super) fn has_new_link(&self, group: GroupId, rank: u32) -> bool {
         let is_new = |early: &EarlyLink| {
-            early.is_for(group, rank) && early.is_up() && early.since.elapsed() < NEW
+            early.is_for(group, rank) && early.is_up() && early.since.elapsed() < NEW_LINK
         };
         self.links.iter().any(is_new)
     }

@@ -8,7 +8,6 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use kolo_transport::ids::Rank;
 use tokio::runtime::Handle;
@@ -18,9 +17,7 @@ use crate::cause::Cause;
 use crate::header::Header;
 use crate::link::{Inbound, Link};
 use crate::operation::Tag;
-
-/// A rank that has ended an operation so long ago looks who waits for it.
-const IDLE: Duration = Duration::from_secs(1);
+use crate::times::IDLE;
 
 /// While there are operations, it is looked so often in that time whether there was one.
 const LOOKS: u32 = 4;

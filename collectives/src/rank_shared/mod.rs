@@ -22,11 +22,9 @@ use crate::link::Link;
 use crate::operation::Tag;
 use crate::record::Recorder;
 use crate::stall::Stalls;
+use crate::times::LONGEST_WORD;
 use early_links::EarlyLinks;
 use heard::Heard;
-
-/// The word on a lost rank is awaited for so long at most.
-const LONGEST_WORD: Duration = Duration::from_secs(3600);
 
 /// Groups that are known to have been here. Of those before nobody makes a link any more.
 const MAX_GONE: usize = 1 << 16;

@@ -14,10 +14,8 @@ use crate::lane::LaneError;
 use crate::link::Link;
 use crate::operation::Tag;
 use crate::schedule::{Layout, Tuning};
+use crate::times::TIMEOUT;
 use crate::verdict::Lost;
-
-/// How long an operation may take, if nothing else is set.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Operations before the last that failed, of which peers are told that are linked late.
 const OLDER: usize = 8;

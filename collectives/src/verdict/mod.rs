@@ -243,28 +243,16 @@ impl Verdict {
                 self.miss(late);
                 Ok(())
             }
-            Cause::Deadline {
-                waited,
-                mut late,
-                doing,
-            } => {
-                // The peer may have given up before it had heard of all.
-                late.extend(self.still_missed());
-                late.sort_unstable();
-                late.dedup();
-                let cause = Cause::Deadline {
-                    waited,
-                    late,
-                    doing,
-                };
-                Err(self.end_by(cause))
+            Cause::Failure(mut error) => {
+                if let CollectiveError::Deadline { late, .. } = &mut error {
+                    // The peer may have given up before it had heard of all.
+                    late.extend(self.still_missed());
+                    late.sort_unstable();
+                    late.dedup();
+                }
+                Err(error.heard_in(CallId(self.tag.call), &self.request.to_string()))
             }
-            cause => Err(self.end_by(cause)),
         }
-    }
-
-    fn end_by(&self, cause: Cause) -> CollectiveError {
-        cause.into_error(CallId(self.tag.call), &self.request.to_string())
     }
 
     /// Somebody misses these ranks.

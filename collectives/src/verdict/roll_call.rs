@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-/// Ranks that have said nothing for this time after the question are late (longer if the deadline was far away, so that a loaded
-/// host is not taken for a late rank) ...
-const ANSWER: Duration = Duration::from_millis(400);
-const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+use crate::times::{ANSWER, LONGEST_ANSWER};
+
+/// Ranks that have said nothing after the question for this part of the time limit are late ([`ANSWER`] at least) ...
 const OF_LIMIT: u32 = 30;
 /// ... a part of it later all have heard whom the others miss ...
 const GATHER: u32 = 4;

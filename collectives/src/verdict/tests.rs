@@ -59,9 +59,12 @@ fn seen(waited: &[u32], world: u32) -> Vec<Seen> {
 #[test]
 fn what_is_heard_ends_the_operation_or_not() {
     let now = Instant::now();
-    let failed = |reason: &str| Cause::Failed {
-        rank: Rank(2),
-        reason: reason.to_owned(),
+    let failed = |reason: &str| {
+        Cause::Failure(CollectiveError::PeerFailed {
+            rank: Rank(2),
+            reason: reason.to_owned(),
+            call: CallId(0),
+        })
     };
     let no_link = |error: CollectiveError| Event::NoLink {
         rank: Rank(3),
@@ -326,11 +329,12 @@ fn names_of_late_ranks_come_together() {
     assert_eq!(verdict.missed(), Some(missed(&[0, 3, 4])));
     // Rank 4 has come meanwhile.
     verdict.is_here(Rank(4));
-    let deadline = Cause::Deadline {
+    let deadline = Cause::Failure(CollectiveError::Deadline {
+        operation: String::new(),
         waited: LIMIT,
         late: vec![Rank(5)],
         doing: Vec::new(),
-    };
+    });
     let error = verdict.hear(told(1, deadline)).unwrap_err();
     let CollectiveError::Deadline { late, .. } = error else {
         panic!("{error}");

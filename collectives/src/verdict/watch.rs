@@ -3,16 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A rank that waits for so long and hears nothing says what it asks for.
-const SAY: Duration = Duration::from_millis(100);
-
-/// So long it collects what others know of those that did not come.
-pub(super) const COLLECT: Duration = Duration::from_millis(300);
-
-/// A rank that waits for so long says it again, and after twice as long once more: what the others do may be something else by
-/// then. (Not just before the deadline, which may be that of the others, too: then they do nothing any more.) Each time it also asks
-/// for the links that it lacks and that are the peers' to make.
-const REPEAT: Duration = Duration::from_secs(1);
+use crate::times::{ASK, COLLECT, REPEAT};
 
 /// What it is time for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,7 +47,7 @@ impl Watch {
         Self {
             started,
             repeat_at: Some(started + REPEAT),
-            look_at: Some(started + SAY),
+            look_at: Some(started + ASK),
             has_said: false,
             is_quiet: false,
             has_moved: false,
@@ -104,11 +95,11 @@ impl Watch {
         let mut due = Due::default();
         if self.is_quiet && std::mem::take(&mut self.has_moved) {
             self.is_quiet = false;
-            self.look_at = Some(now + SAY);
+            self.look_at = Some(now + ASK);
         }
         if is_due(&mut self.look_at) {
             if std::mem::take(&mut self.has_moved) {
-                self.look_at = Some(now + SAY);
+                self.look_at = Some(now + ASK);
             } else {
                 self.is_quiet = true;
                 due.say = !std::mem::replace(&mut self.has_said, true);

@@ -58,6 +58,8 @@ pub(crate) struct Fault {
     freeze: bool,
     /// As a network breaks: both sides live.
     cut: bool,
+    /// Each lane that is made after it was armed is cut, too, when this end has written so many bytes.
+    each: Option<usize>,
 }
 
 impl Fault {
@@ -75,6 +77,15 @@ impl Fault {
     pub(crate) fn cut() -> Arc<Self> {
         Arc::new(Self {
             cut: true,
+            ..Self::default()
+        })
+    }
+
+    /// As [`Fault::cut`], and every new lane is cut, too, when an end has written so many bytes.
+    pub(crate) fn cut_each_after(bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            cut: true,
+            each: Some(bytes),
             ..Self::default()
         })
     }
@@ -106,11 +117,16 @@ struct FaultyLane {
     fault: Arc<Fault>,
     /// It was made after the fault was armed, which is for those that were there, unless the rank stands still.
     immune: bool,
+    written: usize,
 }
 
 impl FaultyLane {
     fn act(&mut self) -> Option<Poll<Result<usize, LaneError>>> {
-        if self.immune || !self.fault.acts() {
+        let acts = match self.fault.each {
+            Some(most) if self.immune => self.written >= most,
+            _ => !self.immune && self.fault.acts(),
+        };
+        if !acts {
             return None;
         }
         if self.fault.freeze {
@@ -140,6 +156,7 @@ impl Lane for FaultyLane {
         if self.immune || !self.fault.armed.load(Ordering::SeqCst) {
             let written = inner.poll_write(cx, parts);
             if let Poll::Ready(Ok(count)) = written {
+                self.written += count;
                 self.fault.written.fetch_add(count, Ordering::SeqCst);
             }
             return written;
@@ -228,6 +245,7 @@ impl Hub {
                 fault: Arc::clone(fault),
                 // A rank that stands still does so on all links.
                 immune: !fault.freeze && fault.armed.load(Ordering::SeqCst),
+                written: 0,
             }),
             None => lane,
         }
@@ -442,6 +460,16 @@ pub(crate) fn until(mut is_so: impl FnMut() -> bool) {
         assert!(begun.elapsed() < LONG, "it does not come");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// For tests that wait for most of their time: each of these on a thread of its own.
+pub(crate) fn at_once<T: Send>(all: impl IntoIterator<Item = T>, check: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for one in all {
+            let check = &check;
+            scope.spawn(move || check(one));
+        }
+    });
 }
 
 /// As [`Group::run`], for some of the ranks.

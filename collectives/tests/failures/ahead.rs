@@ -29,10 +29,11 @@ fn what_was_seen_before_its_time_is_seen_again() {
         length: 0,
     });
     write(&runtime, &mut one, &of_barrier.encode());
-    let later = Cause::Failed {
+    let later = Cause::Failure(CollectiveError::PeerFailed {
         rank: Rank(1),
+        call: CallId(0),
         reason: "later".to_owned(),
-    };
+    });
     write(&runtime, &mut one, &notice(tag, &later));
     comm.set_timeout(Duration::from_millis(300));
     let error = comm.barrier().unwrap_err();

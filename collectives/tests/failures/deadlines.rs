@@ -63,7 +63,7 @@ fn the_deadline_names_all_ranks_that_did_not_come() {
 /// A rank that has come, and then stands still (as by SIGSTOP).
 #[test]
 fn the_deadline_names_a_rank_that_stopped_in_the_middle() {
-    for algorithm in [Algorithm::Ring, Algorithm::Halving] {
+    at_once([Algorithm::Ring, Algorithm::Halving], |algorithm| {
         let group = Group::new(Kind::Memory, 4);
         force(&group, algorithm);
         let fault = Fault::freeze();
@@ -83,7 +83,7 @@ fn the_deadline_names_a_rank_that_stopped_in_the_middle() {
             let error = result.unwrap_err();
             assert_eq!(error.culprit_rank(), Some(Rank(2)), "{algorithm}: {error}");
         }
-    }
+    });
 }
 
 #[test]

@@ -63,6 +63,25 @@ fn a_rank_that_ended_between_operations_is_named_at_once_though_its_links_may_co
     }
 }
 
+/// The end of a link may be seen by one side first. The other one, which does nothing, makes a new link when it is asked.
+#[test]
+fn a_link_is_made_again_for_a_rank_that_asks_before_the_end_of_the_old_one_is_seen() {
+    let group = Group::new(Kind::Memory, 2);
+    let fault = Fault::cut();
+    for rank in 0..2 {
+        group.set_fault(rank, &fault);
+    }
+    group.run(|comm| comm.barrier().unwrap());
+    let links = group.links();
+    fault.arm(0);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| group.members[0].barrier());
+        until(|| group.links() > links);
+        assert_eq!(group.members[1].barrier(), Ok(()));
+        assert_eq!(waits.join().unwrap(), Ok(()));
+    });
+}
+
 /// A word that was given on a link that breaks is given again on the next one.
 #[test]
 fn what_was_said_on_links_that_broke_is_said_again() {

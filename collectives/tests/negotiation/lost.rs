@@ -76,19 +76,6 @@ fn a_lost_rank_ends_all_named_operations() {
     }
 }
 
-#[test]
-fn a_name_that_waits_ends_when_the_other_communicator_goes() {
-    let group = Group::new(Kind::Unix, 2);
-    group.run(|comm| comm.named("a").barrier().wait().unwrap());
-    let waiting = group.members[0]
-        .named("b")
-        .all_reduce(vec![1], ReduceOp::Sum);
-    let mut group = group;
-    drop(group.members.pop());
-    let error = waiting.wait().unwrap_err();
-    assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
-}
-
 /// Rank 0 keeps the time. If it stands still, the others see to it themselves.
 #[test]
 fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {
@@ -157,6 +144,26 @@ fn links_that_broke_in_the_middle_are_made_again_and_names_go_on() {
             );
         }
     }
+}
+
+/// A middlebox that cuts each link is no reason to make hundreds.
+#[test]
+fn links_that_are_cut_one_by_one_are_made_again_with_pauses() {
+    let group = Group::new(Kind::Memory, 2);
+    // More than a member's first word, which says that it is there.
+    let fault = Fault::cut_each_after(8);
+    for rank in 0..2 {
+        group.set_fault(rank, &fault);
+    }
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let links = group.links();
+    fault.arm(0);
+    let begun = Instant::now();
+    // The member sees that its link is gone.
+    let cut = group.members[1].named("w").barrier();
+    until(|| group.links() >= links + 3);
+    assert!(begun.elapsed() > Duration::from_millis(900));
+    assert!(cut.wait().is_err());
 }
 
 /// Rank 0 may go as soon as it has heard of a failure. The others hear the same.

@@ -8,7 +8,7 @@ mod lost;
 
 use std::time::{Duration, Instant};
 
-use common::{Fault, Group, Kind, LONG, run};
+use common::{Fault, Group, Kind, LONG, run, until};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};

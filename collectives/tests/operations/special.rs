@@ -96,17 +96,6 @@ fn clones_take_turns() {
 }
 
 #[test]
-fn two_groups_work_at_once() {
-    let groups = [Group::new(Kind::Unix, 4), Group::new(Kind::Unix, 4)];
-    let samples = cases(Kind::Unix, 4, &[DType::I32, DType::F64], &[0, 17, 1021]);
-    std::thread::scope(|scope| {
-        for group in &groups {
-            scope.spawn(|| run(group, &samples));
-        }
-    });
-}
-
-#[test]
 fn barriers_objects_and_ranks_that_join_are_right_between_hosts() {
     for (kind, world) in [Kind::Tls, Kind::Quic]
         .into_iter()

@@ -5,18 +5,12 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use crate::cause::Cause;
-use crate::error::DOING;
+use crate::error::{CollectiveError, DOING};
 use crate::stall::{Missing, as_said};
 
-use super::entry::{ASK, COLLECT, Stall};
-use super::{Book, Decision, Key};
-
-/// Looking at the clock takes a look at all entries, so that is done at most once in this time.
-const PAUSE: Duration = Duration::from_millis(50);
-
-/// A member that did not come is asked again after so long, and then whenever the operation has waited for twice as long.
-const REPEAT: Duration = Duration::from_secs(1);
+use super::entry::Stall;
+use super::{Book, Decision, Entry, Key};
+use crate::times::{ASK, COLLECT, PAUSE, REPEAT};
 
 /// What a member said that it does, and when.
 #[derive(Debug)]
@@ -31,12 +25,40 @@ impl Doing {
     }
 }
 
-impl Book {
+/// What is to be looked at, and when.
+#[derive(Debug)]
+pub(super) struct Clock {
+    stall_after: Duration,
+    doing: HashMap<u32, Doing>,
+    /// Before this time nobody is asked what it does.
+    asks_from: Option<Instant>,
+    /// Before this time the clock brings nothing, so the entries, of which there may be thousands, are not looked at.
+    alarm: Option<Instant>,
+}
+
+impl Clock {
+    pub(super) fn new(stall_after: Duration) -> Self {
+        Self {
+            stall_after,
+            doing: HashMap::new(),
+            asks_from: None,
+            alarm: None,
+        }
+    }
+
     /// A member says what it does.
-    pub(super) fn doing(&mut self, now: Instant, rank: u32, text: String) {
+    pub(super) fn does(&mut self, now: Instant, rank: u32, text: String) {
         self.doing.insert(rank, Doing { at: now, text });
     }
 
+    /// An entry waits that may be looked at sooner than others.
+    pub(super) fn await_entry(&mut self, entry: &Entry) {
+        let alarm = entry.alarm(self.stall_after, self.asks_from);
+        self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
+    }
+}
+
+impl Book {
     /// Whether a member that has a link now was to be asked before what it does.
     pub(in crate::negotiation) fn wants_to_know(&self, rank: u32) -> bool {
         let mut asked = self.entries.values().filter(|entry| {
@@ -48,19 +70,19 @@ impl Book {
 
     /// Operations are reported when they have waited for so long.
     pub(in crate::negotiation) fn set_stall_after(&mut self, now: Instant, stall_after: Duration) {
-        if self.stall_after != stall_after {
-            self.stall_after = stall_after;
+        if self.clock.stall_after != stall_after {
+            self.clock.stall_after = stall_after;
             // Of those that wait, too.
-            self.alarm = Some(now);
+            self.clock.alarm = Some(now);
         }
     }
 
     pub(super) fn look_at_the_clock(&mut self, now: Instant) {
-        if self.alarm.is_none_or(|at| now < at) {
+        if self.clock.alarm.is_none_or(|at| now < at) {
             return;
         }
-        let mut late: Vec<(Key, Cause, Vec<bool>)> = Vec::new();
-        let (asks, mut asked) = (self.asks_from.is_none_or(|at| now >= at), false);
+        let mut late: Vec<(Key, CollectiveError, Vec<bool>)> = Vec::new();
+        let (asks, mut asked) = (self.clock.asks_from.is_none_or(|at| now >= at), false);
         let mut query = Vec::new();
         let mut stalled: HashMap<(u64, Vec<u32>), (Vec<String>, Duration)> = HashMap::new();
         for (key, entry) in &mut self.entries {
@@ -72,13 +94,14 @@ impl Book {
             if is_late {
                 let missing = entry.missing(&self.joined);
                 let doing = missing.iter().filter_map(|rank| {
-                    let doing = self.doing.get(rank)?;
+                    let doing = self.clock.doing.get(rank)?;
                     (doing.at >= entry.since).then(|| Missing {
                         rank: Rank(*rank),
                         doing: doing.in_words(now),
                     })
                 });
-                let cause = Cause::Deadline {
+                let cause = CollectiveError::Deadline {
+                    operation: String::new(),
                     waited: entry.limit,
                     doing: doing.take(DOING).collect(),
                     late: missing.into_iter().map(Rank).collect(),
@@ -87,12 +110,12 @@ impl Book {
             } else if asks && now >= entry.ask_at {
                 asked = true;
                 query.extend(entry.missing(&self.joined).into_iter().filter(|rank| {
-                    let said = self.doing.get(rank).map(|doing| doing.at);
+                    let said = self.clock.doing.get(rank).map(|doing| doing.at);
                     said.is_none_or(|at| now >= at + ASK)
                 }));
                 entry.ask_at = (entry.since + REPEAT).max(now + waited);
             }
-            let is_stalled = waited >= self.stall_after;
+            let is_stalled = waited >= self.clock.stall_after;
             let is_reported = match entry.stall {
                 // There may be no time left to ask.
                 Stall::Not => is_stalled && is_late,
@@ -111,14 +134,14 @@ impl Book {
             }
         }
         if asked {
-            self.asks_from = Some(now + PAUSE);
+            self.clock.asks_from = Some(now + PAUSE);
         }
         for (key, ..) in &late {
             self.remove(key);
         }
         let waiting = self.entries.values().filter(|entry| !entry.is_ready);
-        let alarms = waiting.map(|entry| entry.alarm(self.stall_after, self.asks_from));
-        self.alarm = alarms.min();
+        let alarms = waiting.map(|entry| entry.alarm(self.clock.stall_after, self.clock.asks_from));
+        self.clock.alarm = alarms.min();
         if !query.is_empty() {
             query.sort_unstable();
             query.dedup();
@@ -129,7 +152,8 @@ impl Book {
             let missing = missing
                 .into_iter()
                 .map(|rank| {
-                    let doing = (self.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
+                    let doing =
+                        (self.clock.doing.get(&rank)).filter(|doing| doing.at + waited >= now);
                     let doing = doing.map(|doing| doing.in_words(now));
                     (
                         rank,
@@ -153,6 +177,6 @@ impl Book {
 
     /// When to look at the clock again.
     pub(in crate::negotiation) fn next_alarm(&self) -> Option<Instant> {
-        self.alarm.filter(|_| self.waiting > 0)
+        self.clock.alarm.filter(|_| self.waiting > 0)
     }
 }

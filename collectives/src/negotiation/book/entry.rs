@@ -4,15 +4,10 @@ use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
 
-use crate::cause::Cause;
+use crate::error::CollectiveError;
 use crate::negotiation::messages::Join;
 use crate::operation::{Operation, OperationKind, ReduceOp};
-
-/// Members that did not come have so long to say what they do before they are reported.
-pub(super) const COLLECT: Duration = Duration::from_millis(300);
-
-/// Members that did not come are asked what they do when an operation has waited for so long.
-pub(super) const ASK: Duration = Duration::from_millis(100);
+use crate::times::COLLECT;
 
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -88,7 +83,7 @@ impl Entry {
     /// The operation that all asked for.
     ///
     /// Fails with the first two members that ask for different ones.
-    pub(super) fn judge(&self, name: &str) -> Result<Option<Operation>, Cause> {
+    pub(super) fn judge(&self, name: &str) -> Result<Option<Operation>, CollectiveError> {
         let mut asked = (0..)
             .zip(&self.asked)
             .filter_map(|(rank, asked)| Some((Rank(rank), (*asked)?)));
@@ -97,7 +92,7 @@ impl Entry {
         };
         match asked.find(|(_, other)| *other != first) {
             None => Ok(Some(first)),
-            Some((other, theirs)) => Err(Cause::Mismatch {
+            Some((other, theirs)) => Err(CollectiveError::Mismatch {
                 rank,
                 asked: format!("{first} named `{name}`"),
                 other,

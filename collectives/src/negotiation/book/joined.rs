@@ -8,13 +8,13 @@ use crate::negotiation::messages::Join;
 impl Book {
     /// A member has no more data. It has data for what it asked for before.
     pub(super) fn join(&mut self, rank: u32, join: Join) {
+        // What comes late counts for nothing in the calls after it.
+        if join.call < self.over_before() {
+            return;
+        }
         let Some(joined) = self.joined.get_mut(rank as usize) else {
             return;
         };
-        // What comes late counts for nothing in the calls after it.
-        if join.call < self.over_before {
-            return;
-        }
         *joined = Some(join);
         let mut keys: Vec<(Instant, Key)> = self
             .entries
@@ -72,8 +72,7 @@ impl Book {
             (true, false) => {
                 self.waiting += 1;
                 self.ready.retain(|ready| ready != key);
-                let alarm = entry.alarm(self.stall_after, self.asks_from);
-                self.alarm = Some(self.alarm.map_or(alarm, |at| at.min(alarm)));
+                self.clock.await_entry(entry);
             }
             _ => {}
         }

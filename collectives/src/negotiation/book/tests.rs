@@ -42,8 +42,8 @@ fn names_of(decisions: Vec<Decision>) -> Vec<Vec<String>> {
     names.collect()
 }
 
-fn left(reason: &str) -> Cause {
-    Cause::Left {
+fn left(reason: &str) -> CollectiveError {
+    CollectiveError::PeerLeft {
         rank: Rank(1),
         reason: reason.to_owned(),
     }
@@ -239,10 +239,10 @@ fn a_late_member_is_asked_reported_and_in_the_end_named() {
     }
     assert!(book.wants_to_know(1) && !book.wants_to_know(2));
     // A member that has just said it is not asked again, but for a report.
-    book.doing(at(4950), 1, "it sleeps".to_owned());
+    book.clock.does(at(4950), 1, "it sleeps".to_owned());
     assert_eq!(book.next_alarm(), Some(at(5000)));
     assert_eq!(book.decisions(at(5000)), query);
-    book.doing(at(5100), 1, "it sleeps".to_owned());
+    book.clock.does(at(5100), 1, "it sleeps".to_owned());
     let [Decision::Stalled { missing, names, .. }] = &book.decisions(at(6000))[..] else {
         panic!("it is reported");
     };
@@ -250,7 +250,7 @@ fn a_late_member_is_asked_reported_and_in_the_end_named() {
     assert_eq!(names, &["a"]);
     assert_eq!(book.next_alarm(), Some(at(8000)));
     assert_eq!(book.decisions(at(8000)), query);
-    book.doing(at(8100), 1, "it reads".to_owned());
+    book.clock.does(at(8100), 1, "it reads".to_owned());
     assert_eq!(book.next_alarm(), Some(at(10_000)));
     let [Decision::Fail(failed)] = &book.decisions(at(10_000))[..] else {
         panic!("it fails");
@@ -260,7 +260,8 @@ fn a_late_member_is_asked_reported_and_in_the_end_named() {
         [true, false, true],
         "the others need not know"
     );
-    let expected = Cause::Deadline {
+    let expected = CollectiveError::Deadline {
+        operation: String::new(),
         waited: LIMIT,
         late: vec![Rank(1)],
         doing: vec![Missing {
@@ -348,7 +349,7 @@ fn losses_and_the_ends_of_calls_fail_what_was_heard_before() {
         };
         book.ask(now, member, (call, "a".to_owned()), request);
     };
-    let failed = |call, heard: [u64; 2], asked: [bool; 2], cause: &Cause| Failed {
+    let failed = |call, heard: [u64; 2], asked: [bool; 2], cause: &CollectiveError| Failed {
         call,
         heard: Arc::new(heard.to_vec()),
         names: vec!["a".to_owned()],

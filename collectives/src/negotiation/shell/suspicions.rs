@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Shell;
-use crate::cause::Cause;
+use crate::error::CollectiveError;
 use crate::lane::LaneError;
 use crate::negotiation::Negotiation;
 use crate::negotiation::book::Failed;
@@ -18,7 +18,7 @@ impl Shell {
         &mut self,
         negotiation: &Arc<Negotiation>,
         member: u32,
-        cause: Cause,
+        cause: CollectiveError,
         is_final: bool,
     ) {
         *self.line(member) = Line::default();
@@ -48,10 +48,12 @@ impl Shell {
         &mut self,
         negotiation: &Arc<Negotiation>,
         suspicion: Suspicion,
-        word: Option<&Cause>,
+        word: Option<&CollectiveError>,
     ) {
         let cause = word.unwrap_or(&suspicion.cause);
-        if let (true, None, Cause::Lost { reason, .. }) = (suspicion.is_final, word, cause) {
+        if let (true, None, CollectiveError::PeerLost { reason, .. }) =
+            (suspicion.is_final, word, cause)
+        {
             // Nothing with a name works any more. An operation that was decided may wait for ranks that never heard of it.
             if let Some(book) = &mut self.book {
                 book.lost(cause.clone());
