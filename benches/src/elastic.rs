@@ -19,7 +19,7 @@ pub(crate) struct Options {
         default_value = "horovodrun,torchrun"
     )]
     peer: Vec<Launcher>,
-    /// Ranks. With four or more Horovod 0.28.1 notices some losses only when `HOROVOD_GLOO_TIMEOUT_SECONDS` is over.
+    /// Ranks. With three or more Horovod 0.28.1 notices some losses under its own launcher only when `HOROVOD_GLOO_TIMEOUT_SECONDS` is over.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=64))]
     workers: u32,
     /// How often each.

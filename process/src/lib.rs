@@ -24,6 +24,7 @@
 //! Linux only, 5.4 or later, with `/proc` mounted.
 #![deny(unsafe_code)]
 
+mod connections;
 mod error;
 mod folder;
 mod front;
@@ -36,6 +37,7 @@ mod sweep;
 mod sys;
 mod warden;
 
+pub use connections::end_connections;
 pub use error::SpawnError;
 pub use folder::take_file;
 pub use front::{Side, divide, ignores};

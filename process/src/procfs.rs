@@ -85,14 +85,14 @@ impl Process {
     }
 
     /// Whether its environment, as it was when its program started, has this variable with a value that `fits`.
-    pub(crate) fn has_variable(&self, name: &str, fits: impl Fn(&[u8]) -> bool) -> bool {
+    pub(crate) fn has_variable(&self, name: &str, mut fits: impl FnMut(&[u8]) -> bool) -> bool {
         // Of a process of another user it can't be read.
         let environment = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| {
             variable
                 .strip_prefix(name.as_bytes())
                 .and_then(|rest| rest.strip_prefix(b"="))
-                .is_some_and(&fits)
+                .is_some_and(&mut fits)
         })
     }
 }

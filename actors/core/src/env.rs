@@ -16,6 +16,9 @@ use kolo_wire::ids::{CrossRank, Generation, Incarnation, JobId, LocalRank, NodeI
 
 use crate::interfaces::Network;
 
+/// The variable that says how long Horovod waits for an answer of another worker, in seconds. 30 if it is not there.
+pub const GLOO_TIMEOUT: &str = "HOROVOD_GLOO_TIMEOUT_SECONDS";
+
 /// Variables by name.
 pub type Env = BTreeMap<String, String>;
 

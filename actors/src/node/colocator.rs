@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use kolo_core::agent::{METRICS_GROUP, MetricHandler};
+use kolo_core::env::GLOO_TIMEOUT;
 use kolo_core::node::NodeCore;
 use kolo_core::node::messages::{Found, Input, Output};
 use kolo_transport::awake::{AwakeClock, TICK};
@@ -124,6 +125,7 @@ impl NodeColocator {
             Output::Signal(worker, signal) => {
                 actix::spawn(self.homes.signal(worker, signal));
             }
+            Output::HangUp { pid } => hang_up(pid),
             Output::Complete(table) => {
                 self.homes.complete(&table);
                 calls.complete(&table);
@@ -153,6 +155,18 @@ impl NodeColocator {
             Output::Warn(text) => tracing::warn!("{text}"),
         }
         Vec::new()
+    }
+}
+
+/// Ends Horovod's connections in a process and in what is below it.
+fn hang_up(pid: u32) {
+    match kolo_process::end_connections(pid, GLOO_TIMEOUT) {
+        Ok(ended) => tracing::debug!(pid, ended, "ended connections of Horovod"),
+        Err(error) => tracing::warn!(
+            pid,
+            %error,
+            "cannot end connections of Horovod, so its workers may notice a loss by {GLOO_TIMEOUT} alone"
+        ),
     }
 }
 

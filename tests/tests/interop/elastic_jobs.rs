@@ -217,7 +217,8 @@ fn node(cluster: &TestCluster, word: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In every second round another worker is killed while the group is smaller.
+/// In every second round another worker is killed while the group is smaller. A survivor that waits for Gloo's time-out to notice a loss
+/// waits longer than the job may take.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn horovod_workers_survive_ten_losses_at_random_moments() -> anyhow::Result<()> {
     let Some(script) = steps()? else {
@@ -234,6 +235,8 @@ async fn horovod_workers_survive_ten_losses_at_random_moments() -> anyhow::Resul
         "50",
         "--elastic",
         "horovod",
+        "--env",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS=600",
     ];
     let mut job = Steps::start(script, kolo(), &options)?;
     for round in 0..10 {

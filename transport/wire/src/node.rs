@@ -127,7 +127,8 @@ pub enum NodeRequest {
         /// What is known, without last words.
         failure: RankFailure,
     },
-    /// Head: this generation of an elastic job is over. End every wait in it, with an error that has the cause.
+    /// Head: this generation of an elastic job is over. End every wait in it, with an error that has the cause; of workers of Horovod, their
+    /// connections to each other.
     Revoke {
         /// The job.
         job: JobId,

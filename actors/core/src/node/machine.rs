@@ -337,7 +337,7 @@ impl NodeCore {
                     lost,
                 };
                 Some(done(self.ask(job, outputs, |job| {
-                    Ok(job.tell_members(generation, &message))
+                    Ok(job.revoke(generation, &message))
                 })))
             }
             NodeRequest::Hold {

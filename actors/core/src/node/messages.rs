@@ -324,6 +324,12 @@ pub enum Output {
     Sign(WorkerId, Vec<u8>),
     /// Signal a worker.
     Signal(WorkerId, Signal),
+    /// End the connections that Horovod has in a process and what is below it. Done before what follows: an answer says that they are
+    /// ended.
+    HangUp {
+        /// The process.
+        pid: u32,
+    },
     /// A generation is complete: calls are for it from now on.
     Complete(Arc<GenerationTable>),
     /// Callers must learn that a worker of this node is gone. They hear of other nodes' workers from these.

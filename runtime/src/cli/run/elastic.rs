@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args as ClapArgs, ValueEnum};
+use kolo_core::env::GLOO_TIMEOUT;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{Cooldown, Elastic, JobSpec, OnChange, Placement};
 
@@ -22,11 +23,8 @@ const ELASTIC_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long room on one host waits for room on another one, so that both join together.
 const JOIN_WINDOW_MS: u64 = 1000;
 
-/// How long Horovod waits for an answer of another worker, in seconds. A worker that sees a loss keeps its links open until it is in the
-/// next group, so that others see nothing before this time is over.
-const GLOO_TIMEOUT: &str = "HOROVOD_GLOO_TIMEOUT_SECONDS";
-
-/// That time for a small group. Horovod's own is 30 s. A large group takes longer to meet.
+/// The value of [`GLOO_TIMEOUT`] for a small group, for where a node can't end the connections that survivors of a loss keep open. A large
+/// group takes longer to meet.
 const GLOO_SECONDS: u32 = 10;
 /// The longest time that a host cools down, in seconds; as horovodrun.
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);

@@ -21,6 +21,10 @@ impl Push {
         Self::Order(Box::new(request))
     }
 
+    pub(super) fn is_revocation(&self) -> bool {
+        matches!(self, Self::Order(request) if matches!(**request, NodeRequest::Revoke { .. }))
+    }
+
     pub(super) fn is_start(&self) -> bool {
         matches!(self, Self::Order(request) if matches!(**request, NodeRequest::Start(_)))
     }

@@ -56,6 +56,26 @@ impl Run {
         );
     }
 
+    /// The nodes that are to end the connections of a generation's members.
+    fn ends_connections(&mut self) -> Vec<(u64, u64)> {
+        let pushed = std::mem::take(&mut self.pushed);
+        let ends = pushed
+            .into_iter()
+            .filter_map(|(node, request)| match request {
+                NodeRequest::Revoke { generation, .. } => Some((node.0, generation.0)),
+                _ => None,
+            });
+        ends.collect()
+    }
+
+    /// A node has done what was delivered to it first.
+    fn has_done(&mut self, node: u64) {
+        self.step(Event::Pushed {
+            node: NodeId(node),
+            answer: Ok(NodeReply::Done),
+        });
+    }
+
     /// The members that were let in last, as (slot, incarnation), and the generation.
     fn admitted(&mut self) -> Option<(u64, Vec<(u32, u64)>)> {
         let taken = std::mem::take(&mut self.actions);
@@ -154,6 +174,8 @@ fn survivors_are_let_in_when_they_have_asked_whichever_is_heard_first() {
             assert_eq!(run.admitted(), None, "the reason is heard in a moment");
         }
         run.dies(2, 1, 1);
+        run.has_done(1);
+        run.has_done(2);
         if !asks_first {
             assert_eq!(run.admitted(), None, "it is in its old group still");
             run.door(0, 1, asked);
@@ -169,12 +191,53 @@ fn survivors_are_let_in_when_they_have_asked_whichever_is_heard_first() {
     }
 }
 
+/// Three workers on as many nodes. One that has asked keeps its connections, so another one that waits for it can't ask.
+#[test]
+fn a_loss_ends_the_connections_of_all_survivors_before_any_is_let_in() {
+    for is_node_lost in [false, true] {
+        let mut run = horovod(&[1, 1, 1]);
+        run.reserve_all(3, false);
+        for slot in 0..3 {
+            run.opened(slot, 1);
+        }
+        for slot in 0..3 {
+            let pids = vec![(Slot(slot), 40 + slot)];
+            run.answer(u64::from(slot) + 1, NodeReply::Started { pids });
+            run.door(slot, 1, DoorNews::Arrived);
+        }
+        let first = Some((1, vec![(0, 1), (1, 1), (2, 1)]));
+        assert_eq!(run.admitted(), first);
+        run.pushed.clear();
+        run.door(0, 1, DoorNews::Asked(Generation(1)));
+        run.dies(2, 1, 1);
+        assert_eq!(run.ends_connections(), [(1, 1), (2, 1), (3, 1)]);
+        run.has_done(3);
+        run.door(2, 1, DoorNews::Asked(Generation(1)));
+        assert_eq!(run.admitted(), None, "node 1 may still end connections");
+        run.has_done(1);
+        assert_eq!(run.admitted(), None, "a new process may follow on node 2");
+        if is_node_lost {
+            run.step(Event::NodeLost {
+                node: NodeId(2),
+                reason: "cable".to_owned(),
+                fence: crate::fence::Fence::Ended,
+            });
+        } else {
+            run.has_done(2);
+        }
+        assert_eq!(run.admitted(), Some((2, vec![(0, 1), (2, 1)])));
+        assert_eq!(run.ends_connections(), []);
+    }
+}
+
 #[test]
 fn members_are_given_notice_when_a_new_process_has_come() {
     let mut run = horovod(&[1, 1]);
     run.both();
     run.door(0, 1, DoorNews::Hears);
     run.dies(2, 1, 1);
+    run.has_done(1);
+    run.has_done(2);
     run.door(0, 1, DoorNews::Asked(Generation(1)));
     assert_eq!(run.admitted(), Some((2, vec![(0, 1)])));
     run.opened(1, 2);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use kolo_wire::ids::{Generation, Rank, Slot};
 use kolo_wire::{
-    FailedOperation, GenerationTable, Kept, NodeEvent, RankFailure, Refusal, RefusalKind, ToWorker,
+    FailedOperation, GenerationTable, Kept, NodeEvent, OnChange, RankFailure, Refusal, RefusalKind,
+    ToWorker,
 };
 
-use super::{Colocator, Phase, refuse};
+use super::{Colocator, Phase, SlotState, refuse};
 use crate::node::messages::{Output, WorkerId};
 
 /// Longest words of a worker about an operation that failed, in characters.
@@ -133,6 +134,16 @@ impl Colocator {
             .filter(|entry| entry.listens())
             .map(|entry| Output::Tell(entry.worker, message.clone()))
             .collect()
+    }
+
+    /// A generation is over. Its members are told, or lose their connections to each other if they can't be told.
+    pub fn revoke(&self, generation: Generation, message: &ToWorker) -> Vec<Output> {
+        let mut outputs = self.tell_members(generation, message);
+        let cut = self.slots.values().filter(|entry| {
+            entry.state == SlotState::Running && entry.start.on_change == OnChange::Horovod
+        });
+        outputs.extend(cut.map(|entry| Output::HangUp { pid: entry.pid }));
+        outputs
     }
 
     /// A worker has taken a generation. It takes only what it was told.

@@ -4,8 +4,12 @@
 //! |---|---|
 //! | a new worker comes to the rendezvous for the first time | [`Fact::Ready`]; it waits there |
 //! | a worker asks for its rank again | it holds, or takes the generation that is published; it waits there |
+//! | the end of a survivor's connections to the others | [`membership::Action::Revoke`] |
 //! | a notice to rank 0 that hosts have changed | [`membership::Action::Hold`] |
 //! | the answers to all that wait | [`membership::Action::Active`] |
+//!
+//! A survivor of Horovod 0.28.1 keeps its connections open until the next generation is complete, so another one that waits for it would
+//! never ask. Nobody is let in before all nodes have ended the connections: a node that is late would end the next ones.
 //!
 //! Each process has a door of its own: see [`crate::rendezvous::Door`].
 
@@ -17,7 +21,8 @@ use std::time::{Duration, Instant};
 use kolo_wire::ids::{Generation, NodeId};
 use kolo_wire::{GenerationTable, Member, OnChange, RefusalKind, WorkerState};
 
-use super::super::{Action, Job, Seat};
+use super::super::push::Push;
+use super::super::{Action, Job, Part, Seat};
 use super::process_of;
 use crate::env::{self, Env, JobEnv};
 use crate::membership::{self, Fact, Process};
@@ -50,6 +55,8 @@ pub(super) struct Doors {
     is_under_way: bool,
     /// When the last one was taken, since the last generation.
     taken_at: Option<Instant>,
+    /// The published generation is to be acknowledged when no node has connections to end any more.
+    is_late: bool,
 }
 
 impl Job {
@@ -195,6 +202,13 @@ impl Job {
 
     /// Those of these processes that have asked for their next rank take the generation.
     pub(super) fn acknowledge(&mut self, generation: Generation, to: &[Process]) {
+        let ends = |part: &Part| part.pushes.queue.iter().any(Push::is_revocation);
+        if self.parts.iter().any(ends) {
+            if let Some(doors) = self.doors() {
+                doors.is_late = true;
+            }
+            return;
+        }
         for process in to.iter().copied() {
             if self
                 .door(process)
@@ -205,6 +219,25 @@ impl Job {
                     process,
                 });
             }
+        }
+    }
+
+    /// The generation that members are in when this one is over: Horovod's workers are let into one when it is active.
+    pub(super) fn inside(&self, over: Generation) -> Generation {
+        if self.is_planned() {
+            self.generation
+        } else {
+            over
+        }
+    }
+
+    /// Takes up what had to wait until connections were ended, if that is done.
+    pub(super) fn acknowledge_late(&mut self) {
+        let is_late = self.doors().map(|doors| std::mem::take(&mut doors.is_late));
+        let table = self.published.clone().filter(|_| is_late == Some(true));
+        if let Some(table) = table.filter(|table| table.generation > self.generation) {
+            let members: Vec<Process> = table.members.iter().map(process_of).collect();
+            self.acknowledge(table.generation, &members);
         }
     }
 

@@ -285,6 +285,7 @@ impl Job {
             self.leave_nodes();
             self.connect();
             self.confirm();
+            self.acknowledge_late();
             let is_idle = |elastic: &Elastic| elastic.facts.is_empty();
             if self.elastic.as_deref().is_none_or(is_idle) {
                 break;
@@ -347,13 +348,12 @@ impl Job {
             }
             membership::Action::Start { process, location } => self.queue(process, location.node),
             membership::Action::Stop { process, why } => self.stop_worker(process, why),
-            // Its members see it at their links.
-            membership::Action::Revoke { .. } if self.is_planned() => {}
             membership::Action::Revoke {
                 generation,
                 lost,
                 cause,
             } => {
+                let generation = self.inside(generation);
                 let request = NodeRequest::Revoke {
                     job: self.id,
                     generation,

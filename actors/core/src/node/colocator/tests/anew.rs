@@ -273,3 +273,25 @@ fn an_end_that_is_not_seen_is_told_before_the_process_counts_as_ended() {
         "{reports:?}"
     );
 }
+
+/// Horovod's processes can't be told.
+#[test]
+fn a_generation_that_is_over_ends_the_connections_of_horovod_alone() {
+    for on_change in [OnChange::Horovod, OnChange::InPlace] {
+        let mut core = reserved();
+        let mut start = group(1, &[(0, 1), (1, 1)]);
+        start.on_change = on_change;
+        begin(&mut core, 1, start).unwrap();
+        runs(&mut core, of(0, 1));
+        runs(&mut core, of(1, 1));
+        ends(&mut core, of(1, 1), Exit::Signal(9));
+        let message = ToWorker::Revoke {
+            generation: Generation(1),
+            cause: "rank 1 is lost".to_owned(),
+            lost: vec![Rank(1)],
+        };
+        let outputs = core.revoke(Generation(1), &message);
+        let ended = (on_change == OnChange::Horovod).then_some(Output::HangUp { pid: 100 });
+        assert_eq!(outputs, Vec::from_iter(ended));
+    }
+}
