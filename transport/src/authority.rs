@@ -216,7 +216,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.subject_alt_names = vec![
             SanType::DnsName(SERVER_NAME.try_into().map_err(crypto)?),
-            SanType::URI(identity.to_string().try_into().map_err(crypto)?),
+            SanType::URI(identity.uri().try_into().map_err(crypto)?),
         ];
         let certificate = params.signed_by(key, &self.issuer).map_err(crypto)?;
         Ok(certificate.into())

@@ -59,8 +59,9 @@ impl LiveCredentials {
         if *identity != self.identity || credentials.authority() != self.authority {
             return Err(IdentityError::Certificate {
                 reason: format!(
-                    "it is for {identity}, and {} can't become another",
-                    self.identity
+                    "it is for {}, and {} can't become another",
+                    identity.uri(),
+                    self.identity.uri()
                 ),
             });
         }

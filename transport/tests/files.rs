@@ -256,7 +256,7 @@ fn only_requests_that_prove_their_key_are_signed_and_their_names_do_not_count() 
     let certificate = sign(greedy.der()).unwrap();
     let identity = identity_of(&certificate).unwrap();
     assert_eq!(
-        identity.to_string(),
+        identity.uri(),
         format!("kolo://cluster-0000000000000005/node/{name}")
     );
     let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).unwrap();

@@ -12,8 +12,8 @@ use kolo_transport::credentials::Credentials;
 use kolo_transport::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
 use kolo_transport::ids::JobId;
 use kolo_transport::runtime::TransportRuntime;
-use kolo_transport::session::Connection;
-use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, PlacedNode};
+use kolo_transport::session::{CloseCode, Connection};
+use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeInfo, PlacedNode};
 
 use super::error::CliError;
 use super::ids::pick;
@@ -34,34 +34,20 @@ const HEAD_FILE: &str = "head";
 /// What peers are called in messages.
 const THE_HEAD: &str = "the head";
 
-/// How to reach a head. Every field may be left to its default.
+/// How to reach a head.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientConfig {
+pub(super) struct ClientConfig {
     /// `HOST:PORT`; `None` takes the head of the last login.
-    pub head: Option<String>,
+    pub(super) head: Option<String>,
     /// Folder of the credentials; `None` takes [`default_credentials_dir`].
-    pub credentials: Option<PathBuf>,
-    /// For a connection, all addresses of the name together. Default 5 seconds.
-    pub connect_timeout: Duration,
-}
-
-impl Default for ClientConfig {
-    fn default() -> Self {
-        Self {
-            head: None,
-            credentials: None,
-            connect_timeout: Duration::from_secs(5),
-        }
-    }
+    pub(super) credentials: Option<PathBuf>,
+    /// For a connection, all addresses of the name together.
+    pub(super) connect_timeout: Duration,
 }
 
 impl ClientConfig {
     /// Where the credentials are.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError::Usage`] if none are given and there is no home folder either.
-    pub fn credentials_dir(&self) -> Result<PathBuf, CliError> {
+    pub(super) fn credentials_dir(&self) -> Result<PathBuf, CliError> {
         self.credentials
             .clone()
             .filter(|dir| !dir.as_os_str().is_empty())
@@ -83,11 +69,7 @@ impl ClientConfig {
         }
         match fs::read_to_string(dir.join(HEAD_FILE)) {
             Ok(head) => Ok(head.trim().to_owned()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::Usage(
-                "no head is given: log in to one by `kolo login --head HOST:PORT --token-file FILE`, set \
-                 KOLO_HEAD=HOST:PORT, or give --head HOST:PORT"
-                    .to_owned(),
-            )),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(CliError::NoHead),
             Err(error) => Err(CliError::File {
                 path: dir.join(HEAD_FILE),
                 error,
@@ -97,7 +79,9 @@ impl ClientConfig {
 }
 
 /// Where credentials are if nobody says otherwise: `kolo` in `$XDG_CONFIG_HOME` or in `~/.config`.
-pub fn default_credentials_dir(var: impl Fn(&'static str) -> Option<OsString>) -> Option<PathBuf> {
+pub(super) fn default_credentials_dir(
+    var: impl Fn(&'static str) -> Option<OsString>,
+) -> Option<PathBuf> {
     let folder = |name| {
         var(name)
             .filter(|value| !value.is_empty())
@@ -116,11 +100,7 @@ pub(super) fn remember_head(dir: &Path, head: &str) -> Result<(), CliError> {
 }
 
 /// The addresses of a `HOST:PORT`.
-///
-/// # Errors
-///
-/// [`CliError::Address`] if it is not of that form, [`CliError::Resolve`] if the host has no address.
-pub async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, CliError> {
+pub(super) async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, CliError> {
     let refuse = |reason: String| CliError::Resolve {
         head: head.to_owned(),
         reason,
@@ -135,14 +115,18 @@ pub async fn resolve(head: &str, patience: Duration) -> Result<Vec<SocketAddr>, 
         });
     }
     match tokio::time::timeout(patience, kolo_transport::names::resolve(head)).await {
-        Ok(found) => found.map_err(|error| refuse(error.to_string())),
+        Ok(found) => found.map_err(|error| {
+            let text = error.to_string();
+            let said = text.strip_prefix("failed to lookup address information: ");
+            refuse(said.unwrap_or(&text).to_owned())
+        }),
         Err(_) => Err(refuse("the name server does not answer".to_owned())),
     }
 }
 
 /// A connection to a head, with a driver's credentials.
 #[derive(Debug)]
-pub struct Client {
+pub(super) struct Client {
     runtime: TransportRuntime,
     credentials: Credentials,
     connect_timeout: Duration,
@@ -152,11 +136,7 @@ pub struct Client {
 
 impl Client {
     /// Connects to the head.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError`].
-    pub async fn connect(config: &ClientConfig) -> Result<Self, CliError> {
+    pub(super) async fn connect(config: &ClientConfig) -> Result<Self, CliError> {
         let dir = config.credentials_dir()?;
         let client = Self::connect_as(config, true).await?;
         client.renew_if_due(&dir).await;
@@ -237,16 +217,12 @@ impl Client {
     }
 
     /// The head's address.
-    pub fn address(&self) -> SocketAddr {
+    pub(super) fn address(&self) -> SocketAddr {
         self.head.remote_addr()
     }
 
     /// Asks the head.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError::Request`], or [`CliError::Refused`] if the head says no.
-    pub async fn request(
+    pub(super) async fn request(
         &self,
         request: &HeadRequest,
         deadline: Duration,
@@ -262,11 +238,7 @@ impl Client {
     }
 
     /// The whole cluster.
-    ///
-    /// # Errors
-    ///
-    /// As [`Client::request`].
-    pub async fn cluster(&self) -> Result<ClusterInfo, CliError> {
+    pub(super) async fn cluster(&self) -> Result<ClusterInfo, CliError> {
         match self.request(&HeadRequest::Cluster, ANSWER).await? {
             HeadReply::Cluster(cluster) => Ok(cluster),
             _ => Err(CliError::Answer(THE_HEAD.to_owned())),
@@ -274,11 +246,7 @@ impl Client {
     }
 
     /// All jobs, the newest first.
-    ///
-    /// # Errors
-    ///
-    /// As [`Client::request`].
-    pub async fn jobs(&self) -> Result<Vec<JobInfo>, CliError> {
+    pub(super) async fn jobs(&self) -> Result<Vec<JobInfo>, CliError> {
         match self.request(&HeadRequest::Jobs, ANSWER).await? {
             HeadReply::Jobs(jobs) => Ok(jobs),
             _ => Err(CliError::Answer(THE_HEAD.to_owned())),
@@ -286,11 +254,7 @@ impl Client {
     }
 
     /// One job.
-    ///
-    /// # Errors
-    ///
-    /// As [`Client::request`].
-    pub async fn job(&self, job: JobId) -> Result<JobInfo, CliError> {
+    pub(super) async fn job(&self, job: JobId) -> Result<JobInfo, CliError> {
         match self.request(&HeadRequest::Job { job }, ANSWER).await? {
             HeadReply::Job(job) => Ok(job),
             _ => Err(CliError::Answer(THE_HEAD.to_owned())),
@@ -298,11 +262,7 @@ impl Client {
     }
 
     /// The one job whose id starts with `text`, with or without `job-`.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError::NoSuchJob`], [`CliError::Usage`] if several do; and as [`Client::request`].
-    pub async fn find(&self, text: &str) -> Result<JobInfo, CliError> {
+    pub(super) async fn find(&self, text: &str) -> Result<JobInfo, CliError> {
         let mut jobs = self.jobs().await?;
         let ids = jobs.iter().map(|job| job.job.to_string());
         let id = pick("job", text, ids, "kolo jobs")?
@@ -311,72 +271,60 @@ impl Client {
         jobs.pop().ok_or(CliError::NoSuchJob(id))
     }
 
-    /// What the head calls a node: its hostname as it is, or the one id that starts with `text`, if that is `node-` and digits.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError::Usage`] if several ids do; and as [`Client::request`].
+    /// The node that is meant: by its hostname, or by the start of its id, if that is `node-` and digits. `None` if that is none or
+    /// several, of which the head tells.
+    pub(super) async fn node_named(&self, text: &str) -> Result<Option<NodeInfo>, CliError> {
+        let mut nodes = self.cluster().await?.nodes;
+        let is_called = |node: &NodeInfo| node.hostname == text;
+        if nodes.iter().any(is_called) {
+            let is_there = |node: &NodeInfo| node.alive && is_called(node);
+            let only_there = nodes.iter().any(is_there);
+            nodes.retain(|node| is_called(node) && (node.alive || !only_there));
+        } else if text.starts_with("node-") {
+            let ids = nodes.iter().map(|node| node.node.to_string());
+            let found = pick("node", text, ids, "kolo status")?;
+            nodes.retain(|node| Some(node.node.to_string()) == found);
+        } else {
+            return Ok(None);
+        }
+        let first = nodes.pop();
+        Ok(first.filter(|_| nodes.is_empty()))
+    }
+
+    /// The id of the node that is meant, or the text as it is if [none is found](Self::node_named).
     pub(super) async fn node_name(&self, text: &str) -> Result<String, CliError> {
-        if !text.starts_with("node-") {
-            return Ok(text.to_owned());
-        }
-        let nodes = self.cluster().await?.nodes;
-        if nodes.iter().any(|node| node.hostname == text) {
-            return Ok(text.to_owned());
-        }
-        let ids = nodes.iter().map(|node| node.node.to_string());
-        let found = pick("node", text, ids, "kolo status")?;
-        Ok(found.unwrap_or_else(|| text.to_owned()))
+        let found = self.node_named(text).await?;
+        Ok(found.map_or_else(|| text.to_owned(), |node| node.node.to_string()))
     }
 
     /// Stops a job and waits until it has ended.
-    ///
-    /// # Errors
-    ///
-    /// As [`Client::request`]. The job is being stopped also if the deadline passes.
-    pub async fn stop(&self, job: JobId, deadline: Duration) -> Result<(), CliError> {
+    pub(super) async fn stop(&self, job: JobId, deadline: Duration) -> Result<(), CliError> {
         match self.request(&HeadRequest::Stop { job }, deadline).await? {
             HeadReply::Done => Ok(()),
             _ => Err(CliError::Answer(THE_HEAD.to_owned())),
         }
     }
 
-    /// A connection to a node of a job. The endpoint must live as long as it.
-    ///
-    /// # Errors
-    ///
-    /// [`CliError::Connect`], [`CliError::Bind`].
-    pub async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), CliError> {
-        self.node_as(node, true).await
-    }
-
-    /// As [`Client::node`], also if the node's certificate is not valid yet, or any more, by this host's clock.
-    pub(super) async fn node_undated(
-        &self,
-        node: &PlacedNode,
-    ) -> Result<(Endpoint, Connection), CliError> {
-        self.node_as(node, false).await
-    }
-
-    async fn node_as(
+    /// A connection to a node of a job. The endpoint must live as long as it. If dates do not count, also one whose certificate is
+    /// not valid yet, or any more, by this host's clock.
+    pub(super) async fn node(
         &self,
         node: &PlacedNode,
         dates_count: bool,
     ) -> Result<(Endpoint, Connection), CliError> {
-        let expect = Expect::node(node.node);
-        let timeout = self.connect_timeout;
-        connect(
-            &self.runtime,
-            &self.credentials,
+        let (runtime, credentials) = (&self.runtime, &self.credentials);
+        let (expect, timeout) = (Expect::node(node.node), self.connect_timeout);
+        let connected = connect(
+            runtime,
+            credentials,
             node.address,
             expect,
             timeout,
             dates_count,
-        )
-        .await
-        .map_err(|error| match error {
+        );
+        connected.await.map_err(|error| match error {
             CliError::Connect { error, .. } => CliError::Connect {
-                what: format!("{} ({})", node.node, node.hostname),
+                what: format!("{} ({})", node.hostname, node.node),
                 error,
             },
             other => other,
@@ -395,7 +343,7 @@ impl Client {
     }
 
     /// Ends the connection, and gives the head a moment to learn of it.
-    pub async fn close(self) {
+    pub(super) async fn close(self) {
         goodbye(&self.endpoint).await;
     }
 }

@@ -106,6 +106,26 @@ pub(super) async fn run(
         (None, Some(launch)) => launch.slots().map_err(CliError::Hosts)?,
         (None, None) => Vec::new(),
     };
+    if let Some(given) = &given {
+        let known = launch.map_or(Ok(Vec::new()), Launch::slots);
+        let known = known.map_err(CliError::Hosts)?;
+        let is_new = |host: &&HostSlots| {
+            !known
+                .iter()
+                .any(|it| it.destination() == host.destination())
+        };
+        let new: Vec<String> = given
+            .iter()
+            .filter(is_new)
+            .map(HostSlots::destination)
+            .collect();
+        if !new.is_empty() {
+            eprintln_or_ignore(&format!(
+                "kolo: not on record here: {}; looking there, over ssh, for nodes of {cluster}",
+                new.join(", ")
+            ));
+        }
+    }
     let how = if options.force {
         Ending::Forced
     } else {

@@ -51,7 +51,7 @@ impl<'a> Exclusion<'a> {
             let recorded = known.as_ref().map(|node| node.node);
             Some(self.revoke(host, recorded).await?)
         };
-        let mut text = match revoked.as_deref() {
+        let node = match revoked.as_deref() {
             None => "its head has ended".to_owned(),
             Some([]) => "the head knows no node of it".to_owned(),
             Some(nodes) => {
@@ -59,26 +59,20 @@ impl<'a> Exclusion<'a> {
                 format!("{} is revoked", names.join(", "))
             }
         };
-        text.push_str("; ");
-        let (process, folder) = known.map_or_else(
-            || ("a process kolo-node".to_owned(), String::new()),
-            |node| {
-                (
-                    format!("process {} (kolo-node)", node.pid),
-                    format!(", in {}", node.state),
-                )
-            },
-        );
-        for part in [&*process, " and what it runs may be left there", &*folder] {
-            text.push_str(part);
-        }
-        let own_head = self.launch.is_some_and(|launch| launch.head_pid.is_some());
-        text.push_str(if own_head {
-            ": end it by hand"
-        } else {
-            ": it ends when it reaches the head again, or by hand"
-        });
-        Ok(text)
+        let (process, folder) = match known {
+            None => ("a process kolo-node".to_owned(), String::new()),
+            Some(node) => (
+                format!("process {} (kolo-node)", node.pid),
+                format!(", in {}", node.state),
+            ),
+        };
+        let end = match self.launch.and_then(|launch| launch.head_pid) {
+            Some(_) => "end it by hand",
+            None => "it ends when it reaches the head again, or by hand",
+        };
+        Ok(format!(
+            "{node}; {process} and what it runs may be left there{folder}: {end}"
+        ))
     }
 
     /// Whether the launch had a head of its own that does not run any more: no node can come back to it.

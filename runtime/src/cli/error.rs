@@ -23,8 +23,7 @@ pub(super) const CREDENTIALS: u8 = 5;
 
 /// Why a command of `kolo` failed. [`CliError::exit_code`] says what the process ends with.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CliError {
+pub(super) enum CliError {
     /// What is asked for makes no sense. The message says what is allowed.
     #[error("{0}")]
     Usage(String),
@@ -38,53 +37,37 @@ pub enum CliError {
     #[error(
         "the head `{head}` is no HOST:PORT; give one by --head or KOLO_HEAD, an IPv6 address as [ADDRESS]:PORT"
     )]
-    Address {
-        /// What was given.
-        head: String,
-    },
+    Address { head: String },
+    /// No head is given, and none is remembered.
+    #[error(
+        "no head is given, and none is remembered from a login; give --head HOST:PORT, set KOLO_HEAD=HOST:PORT, or log in by \
+         `kolo login --head HOST:PORT --token-file FILE`"
+    )]
+    NoHead,
     /// The host of the head has no address that is known.
-    #[error("the head `{head}` can't be found: {reason}; give HOST:PORT by --head or KOLO_HEAD")]
-    Resolve {
-        /// What was given.
-        head: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    #[error(
+        "the head `{head}` can't be found: {reason}; correct the name (--head, KOLO_HEAD, or the `kolo login` that remembers it) or \
+         the name server's entry"
+    )]
+    Resolve { head: String, reason: String },
     /// Nobody answers, or somebody else does. Check the address, and that the daemon runs.
     #[error("{what} can't be reached: {error}")]
-    Connect {
-        /// Which daemon.
-        what: String,
-        /// What happened.
-        error: ConnectError,
-    },
+    Connect { what: String, error: ConnectError },
     /// No address of the head answered in time. Check the address, and that the head runs.
     #[error(
-        "the head at {head} did not answer in time; is it running, and is its UDP port open? (--connect-timeout gives it more time)"
+        "the head at {head} did not answer in time; look whether kolo-head runs there, and whether firewalls let UDP through to its \
+         port (--connect-timeout waits longer)"
     )]
-    Unreachable {
-        /// What was given.
-        head: String,
-    },
+    Unreachable { head: String },
     /// The connection broke, or there was no answer in time.
     #[error("{what} did not answer: {error}")]
-    Request {
-        /// Which daemon.
-        what: String,
-        /// What happened.
-        error: RequestError,
-    },
+    Request { what: String, error: RequestError },
     /// The connection broke over which a job lives: the head is gone, or has put this driver out.
     #[error(
         "the connection to the head has ended ({error}), and {job} ends with it: its nodes end the workers as soon as the head is \
          back, and else after their --orphan-timeout (60s by default)"
     )]
-    JobLost {
-        /// The job.
-        job: JobId,
-        /// What happened.
-        error: RequestError,
-    },
+    JobLost { job: JobId, error: RequestError },
     /// There are no credentials yet.
     #[error("there are no credentials in {}; get some by `kolo login --head HOST:PORT --token-file FILE`", .0.display())]
     NoCredentials(PathBuf),
@@ -108,20 +91,10 @@ pub enum CliError {
     Hosts(String),
     /// Several nodes could not do their part.
     #[error("{text}")]
-    Nodes {
-        /// The exit code of the worst.
-        code: u8,
-        /// What each said.
-        text: String,
-    },
+    Nodes { code: u8, text: String },
     /// A file can't be read or written.
     #[error("{path}: {error}", path = path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What the operating system said.
-        error: io::Error,
-    },
+    File { path: PathBuf, error: io::Error },
     /// There are too few descriptors. Raise the limit of open files.
     #[error(transparent)]
     Descriptors(#[from] TooFewDescriptors),
@@ -156,12 +129,12 @@ impl From<serde_json::Error> for CliError {
 
 impl CliError {
     /// What the process ends with: see `kolo --help`.
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
+    pub(super) fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_)
             | Self::Plan(_)
             | Self::Address { .. }
+            | Self::NoHead
             | Self::Up(UpError::NoHosts | UpError::SameMachine { .. }) => USAGE,
             Self::NoSuchJob(_) => NO_JOB,
             Self::Connect { error, .. } => of_connect(error),
@@ -184,6 +157,26 @@ impl CliError {
                 _ => FAILURE,
             },
             _ => FAILURE,
+        }
+    }
+
+    /// What has failed, and what to do about it, if no connection could be had. Of other failures all is told at once.
+    pub(super) fn cause_and_remedy(&self) -> (String, Option<String>) {
+        let text = self.to_string();
+        let is_of_connecting = matches!(
+            self,
+            Self::Address { .. }
+                | Self::NoHead
+                | Self::Resolve { .. }
+                | Self::Connect { .. }
+                | Self::Unreachable { .. }
+                | Self::NoCredentials(_)
+                | Self::Join(_)
+        );
+        // Messages say first what is, then what to do.
+        match text.split_once("; ").filter(|_| is_of_connecting) {
+            Some((cause, remedy)) => (cause.to_owned(), Some(remedy.to_owned())),
+            None => (text, None),
         }
     }
 
@@ -249,62 +242,43 @@ mod tests {
         };
         let refused = |kind| CliError::from(Refusal::new(kind, "no"));
         let after = Duration::from_secs(1);
+        let lost = |lost| connect(ConnectError::Lost { address, lost });
+        let revoked = ConnectionLost::Closed {
+            code: CloseCode::Revoked,
+            reason: String::new(),
+        };
+        let rejected = ConnectError::Rejected {
+            address,
+            reason: String::new(),
+        };
+        let unknown = CliError::Resolve {
+            head: "x:1".to_owned(),
+            reason: "unknown".to_owned(),
+        };
+        let late = CliError::Request {
+            what: "the head".to_owned(),
+            error: RequestError::Deadline { after },
+        };
+        let job_lost = CliError::JobLost {
+            job: JobId(1),
+            error: ConnectionLost::TimedOut.into(),
+        };
+        let truncated = CliError::stream("the head", FrameError::Truncated { got: 3 });
         for (error, code) in [
             (CliError::Usage(String::new()), 2),
+            (CliError::NoHead, 2),
             (CliError::NoSuchJob("x".to_owned()), 3),
-            (
-                CliError::Resolve {
-                    head: "x:1".to_owned(),
-                    reason: "unknown".to_owned(),
-                },
-                4,
-            ),
+            (unknown, 4),
             (connect(ConnectError::TimedOut { address }), 4),
             (connect(ConnectError::Busy { address }), 4),
             (connect(ConnectError::Version { address }), 4),
-            (
-                connect(ConnectError::Rejected {
-                    address,
-                    reason: String::new(),
-                }),
-                5,
-            ),
-            (
-                connect(ConnectError::Lost {
-                    address,
-                    lost: ConnectionLost::Closed {
-                        code: CloseCode::Revoked,
-                        reason: String::new(),
-                    },
-                }),
-                5,
-            ),
-            (
-                connect(ConnectError::Lost {
-                    address,
-                    lost: ConnectionLost::Reset,
-                }),
-                4,
-            ),
-            (
-                CliError::Request {
-                    what: "the head".to_owned(),
-                    error: RequestError::Deadline { after },
-                },
-                4,
-            ),
+            (connect(rejected), 5),
+            (lost(revoked), 5),
+            (lost(ConnectionLost::Reset), 4),
+            (late, 4),
             (CliError::lost("the head", ConnectionLost::TimedOut), 4),
-            (
-                CliError::JobLost {
-                    job: JobId(1),
-                    error: ConnectionLost::TimedOut.into(),
-                },
-                4,
-            ),
-            (
-                CliError::stream("the head", FrameError::Truncated { got: 3 }),
-                1,
-            ),
+            (job_lost, 4),
+            (truncated, 1),
             (CliError::NoCredentials(PathBuf::new()), 5),
             (refused(RefusalKind::Forbidden), 5),
             (refused(RefusalKind::NotFound), 3),

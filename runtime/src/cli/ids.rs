@@ -74,6 +74,23 @@ impl Short {
         id.truncate(end);
         id
     }
+
+    /// A text whose ids are as short.
+    pub(super) fn within(self, text: &str) -> String {
+        let is_other = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+        let parts = text.split_inclusive(is_other).map(|part| {
+            let id = part.trim_end_matches(is_other);
+            match id.split_once('-') {
+                Some(("job" | "node" | "driver", digits))
+                    if digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit()) =>
+                {
+                    self.show(id) + &part[id.len()..]
+                }
+                _ => part.to_owned(),
+            }
+        });
+        parts.collect()
+    }
 }
 
 #[cfg(test)]
@@ -121,5 +138,11 @@ mod tests {
         let close = ["job-1234000000000000", "job-1234010000000000"].map(str::to_owned);
         assert_eq!(Short::of(close.clone()).show(&close[1]), "job-123401");
         assert_eq!(Short::of([]).show("node-00f3a9c2d4e5b687"), "node-00f3");
+        let text =
+            "«a» (node-00f3a9c2d4e5b687): job-1, node-00f3a9c2d4e5b687x, driver-00f3a9c2d4e5b687";
+        assert_eq!(
+            Short::of([]).within(text),
+            "«a» (node-00f3): job-1, node-00f3a9c2d4e5b687x, driver-00f3"
+        );
     }
 }

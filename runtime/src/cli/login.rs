@@ -38,11 +38,7 @@ pub(super) async fn run(
 ) -> Result<(), CliError> {
     let config = connect.config();
     let dir = config.credentials_dir()?;
-    let Some(head) = config.head.as_deref().map(str::trim) else {
-        return Err(CliError::Usage(
-            "the head to log in at is not given: give --head HOST:PORT".to_owned(),
-        ));
-    };
+    let head = &config.head(&dir)?;
     let token = read_token(&options.token_file)?;
     if token.role() != Role::Driver {
         return Err(CliError::Usage(format!(
@@ -50,8 +46,13 @@ pub(super) async fn run(
             token.role()
         )));
     }
-    if !options.replace {
-        refuse_to_replace(&config, &dir, &token).await?;
+    if !options.replace
+        && let Some(what) = irreplaceable(&config, &dir, &token).await?
+    {
+        return Err(CliError::Usage(format!(
+            "{} holds {what}; give another folder by --credentials DIR, or --replace to write over it",
+            dir.display()
+        )));
     }
     let addresses = resolve(head, config.connect_timeout).await?;
     let runtime = TransportRuntime::new(1).map_err(CliError::Start)?;
@@ -69,13 +70,13 @@ pub(super) async fn run(
     let done = LoggedIn {
         cluster: identity.cluster.to_string(),
         driver: identity.name.clone(),
-        head: head.to_owned(),
+        head: head.clone(),
         credentials: dir.display().to_string(),
     };
     match format {
         Format::Json => out.json(&done),
         Format::Table => out.line(&format!(
-            "joined {} as {}; the credentials are in {}",
+            "joined {} at {head} as {}; the credentials are in {}",
             done.cluster, done.driver, done.credentials
         )),
     }
@@ -138,20 +139,6 @@ async fn irreplaceable(
         ))),
         Err(CliError::Refused(refusal)) if refusal.kind == RefusalKind::Forbidden => Ok(None),
         Err(error) => Err(error),
-    }
-}
-
-async fn refuse_to_replace(
-    config: &ClientConfig,
-    dir: &Path,
-    token: &JoinToken,
-) -> Result<(), CliError> {
-    match irreplaceable(config, dir, token).await? {
-        None => Ok(()),
-        Some(what) => Err(CliError::Usage(format!(
-            "{} holds {what}; give another folder by --credentials DIR, or --replace to write over it",
-            dir.display()
-        ))),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `kolo logs`: the output of workers, straight from the nodes that run them.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use kolo_transport::endpoint::Endpoint;
 use kolo_transport::frame::Limits;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::args::{Connect, Format, Logs};
 use super::client::{Client, goodbye};
 use super::error::{CliError, FAILURE};
-use super::output::{Output, coloured, timestamp};
+use super::output::{Output, coloured, now_ms, timestamp};
 
 /// How long a node may take until its first answer, and between two pieces of what it has already.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -134,8 +134,8 @@ async fn open(
     ranks: Vec<Rank>,
     options: &Logs,
 ) -> Result<Source, CliError> {
-    let name = format!("{} ({})", node.node, node.hostname);
-    let (endpoint, connection) = client.node(node).await?;
+    let name = format!("{} ({})", node.hostname, node.node);
+    let (endpoint, connection) = client.node(node, true).await?;
     let mut stream = connection
         .open(Limits::CONTROL)
         .await
@@ -183,12 +183,11 @@ struct Style {
 
 impl Style {
     fn of(options: &Logs, format: Format) -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let since = options.since.zip(now.ok());
+        let since = options.since.map(|ago| ago.as_millis() as u64);
         Self {
             format,
             timestamps: options.timestamps,
-            oldest: since.map_or(0, |(ago, now)| now.saturating_sub(ago).as_millis() as u64),
+            oldest: since.map_or(0, |ago| now_ms().saturating_sub(ago)),
         }
     }
 }

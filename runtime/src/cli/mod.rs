@@ -4,7 +4,7 @@
 //! read what they say; results go to standard output, everything else to standard error.
 
 mod args;
-pub mod client;
+mod client;
 mod complete;
 mod doctor;
 mod down;
@@ -36,7 +36,7 @@ use clap::{CommandFactory, Parser};
 use kolo_transport::descriptors::make_room;
 
 use args::{Args, Command};
-pub use error::CliError;
+use error::CliError;
 use output::Output;
 pub use output::Screen;
 
@@ -92,7 +92,11 @@ pub fn run(
 
 /// Says why a command failed. Returns the exit code.
 fn tell(err: &mut dyn Write, error: &CliError, screen: Screen) -> u8 {
-    let text = output::failure(&format!("kolo: {error}"), screen);
+    let (cause, remedy) = error.cause_and_remedy();
+    let mut text = output::failure(&format!("kolo: {cause}"), screen);
+    if let Some(remedy) = remedy {
+        text.extend(["\n      ", &remedy]);
+    }
     // If nobody can read that, the code has to do.
     drop(writeln!(err, "{text}"));
     error.exit_code()

@@ -31,7 +31,11 @@ enum NodeCommand {
     Drain(Drain),
     /// Let a drained node take work again
     #[command(after_help = "Example:\n  kolo node undrain host7")]
-    Undrain(Undrain),
+    Undrain {
+        /// Hostname of the node, or its id or a start of it
+        #[arg(value_name = "NODE")]
+        name: String,
+    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -42,13 +46,6 @@ struct Drain {
     /// When members of elastic jobs that are still there are ended, up to 1d
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = time)]
     deadline: Duration,
-}
-
-#[derive(Debug, ClapArgs)]
-struct Undrain {
-    /// Hostname of the node, or its id or a start of it
-    #[arg(value_name = "NODE")]
-    name: String,
 }
 
 pub(super) async fn run(
@@ -63,22 +60,32 @@ pub(super) async fn run(
             node: client.node_name(&drain.name).await?,
             deadline_ms: u64::try_from(drain.deadline.as_millis()).unwrap_or(u64::MAX),
         },
-        NodeCommand::Undrain(undrain) => HeadRequest::UndrainNode {
-            node: client.node_name(&undrain.name).await?,
+        NodeCommand::Undrain { name } => HeadRequest::UndrainNode {
+            node: client.node_name(name).await?,
         },
     };
     let reply = client.request(&request, ANSWER).await?;
+    let drain = match (&options.command, reply) {
+        (NodeCommand::Drain(_), HeadReply::Draining(drain)) => Some(drain),
+        (NodeCommand::Undrain { name }, HeadReply::Done) => {
+            client.node_named(name).await?.map(|node| NodeDrain {
+                node: node.node,
+                hostname: node.hostname,
+                leaving: Vec::new(),
+                staying: node.jobs,
+            })
+        }
+        _ => None,
+    };
     client.close().await;
-    match (&options.command, reply) {
-        (NodeCommand::Drain(options), HeadReply::Draining(drain)) => match format {
-            Format::Json => out.json(&dto::Drain::from(&drain)),
-            Format::Table => drained(options, &drain, out),
-        },
-        (NodeCommand::Undrain(options), HeadReply::Done) => match format {
-            Format::Json => out.json(&serde_json::json!({ "undrained": options.name })),
-            Format::Table => out.line(&format!("{} takes work again", options.name)),
-        },
-        _ => Err(CliError::Answer("the head".to_owned())),
+    let drain = drain.ok_or_else(|| CliError::Answer("the head".to_owned()))?;
+    match (format, &options.command) {
+        (Format::Json, _) => out.json(&dto::Drain::from(&drain)),
+        (Format::Table, NodeCommand::Drain(options)) => drained(options, &drain, out),
+        (Format::Table, NodeCommand::Undrain { .. }) => {
+            let NodeDrain { node, hostname, .. } = drain;
+            out.line(&format!("{hostname} ({node}) takes work again"))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tables, times, colours and JSON.
 
 use std::io::{self, IsTerminal as _, Write};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use kolo_transport::wire::Stdio;
 use kolo_transport::wire::span::Span;
@@ -146,8 +146,8 @@ impl<'a> Output<'a> {
         Ok(writeln!(self.out, "{text}")?)
     }
 
-    /// Aligned columns, two blanks apart. On a terminal the table fits its width: the last column goes on in more lines, others are
-    /// cut. The last one is not filled up.
+    /// Aligned columns, two blanks apart. On a terminal the table fits its width: the last column goes on in more lines; where it has
+    /// no room beside the others, its texts stand below their rows. Columns that still are too wide are cut.
     pub(super) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -159,45 +159,59 @@ impl<'a> Output<'a> {
                 *width = (*width).max(length(&cell.text));
             }
         }
-        if let Some(columns) = self.screen.width {
-            fit(&mut widths, columns);
-        }
-        self.row(&header.map(Cell::from), &widths)?;
+        let last = N - 1;
+        let before = |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>();
+        let columns = self.screen.width.unwrap_or(usize::MAX);
+        let room = columns.saturating_sub(before(&widths[..last]));
+        let is_below = room < widths[last].min(LEAST_LAST);
+        let (in_row, indent) = if is_below {
+            fit(&mut widths[..last], columns);
+            widths[last] = columns.saturating_sub(BELOW).max(LEAST_LAST);
+            (last, BELOW)
+        } else {
+            widths[last] = widths[last].min(room);
+            (N, before(&widths[..last]))
+        };
+        self.row(&header.map(Cell::from)[..in_row], &widths, &[], indent)?;
         for row in rows {
-            self.row(row, &widths)?;
+            let mut texts = wrapped(&row[last].text, widths[last]);
+            let mut cells = row.clone();
+            if !is_below {
+                cells[last].text = texts.remove(0);
+            } else if row[last].text.is_empty() {
+                texts.clear();
+            }
+            let below = texts.into_iter().map(|text| (text, row[last].tone));
+            let below: Vec<_> = below.collect();
+            self.row(&cells[..in_row], &widths, &below, indent)?;
         }
         Ok(())
     }
 
-    fn row(&mut self, cells: &[Cell], widths: &[usize]) -> Result<(), CliError> {
+    fn row(
+        &mut self,
+        cells: &[Cell],
+        widths: &[usize],
+        below: &[(String, Tone)],
+        indent: usize,
+    ) -> Result<(), CliError> {
         let mut line = String::new();
-        let mut rest = Vec::new();
         for (index, (cell, width)) in cells.iter().zip(widths).enumerate() {
             if index > 0 {
                 line.push_str("  ");
             }
             let mut text = cell.text.clone();
             if length(&text) > *width {
-                if index + 1 == cells.len() {
-                    rest = wrapped(&text, *width);
-                    text = rest.remove(0);
-                } else {
-                    text = text.chars().take(width - 1).collect();
-                    text.push('…');
-                }
+                text = text.chars().take(width - 1).collect();
+                text.push('…');
             }
             let fill = width.saturating_sub(length(&text));
             line.push_str(&self.toned(&text, cell.tone));
             line.extend(std::iter::repeat_n(' ', fill));
         }
         writeln!(self.out, "{}", line.trim_end())?;
-        let before: usize = widths[..widths.len() - 1]
-            .iter()
-            .map(|width| width + 2)
-            .sum();
-        for text in rest {
-            let tone = cells.last().map_or(Tone::Plain, |cell| cell.tone);
-            writeln!(self.out, "{:before$}{}", "", self.toned(&text, tone))?;
+        for (text, tone) in below {
+            writeln!(self.out, "{:indent$}{}", "", self.toned(text, *tone))?;
         }
         Ok(())
     }
@@ -218,30 +232,18 @@ const RESET: &str = "\x1b[0m";
 const LEAST_LAST: usize = 20;
 const LEAST: usize = 9;
 
+/// How far texts are indented that stand below their row.
+const BELOW: usize = 2;
+
 fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Takes columns from a table until it is no wider than the terminal: first from the last column, then from the widest.
+/// Takes room from the widest columns until a row is no wider than the terminal, which breaks what is left.
 fn fit(widths: &mut [usize], columns: usize) {
-    let Some(last) = widths.len().checked_sub(1) else {
-        return;
-    };
-    loop {
-        let total = widths.iter().sum::<usize>() + 2 * last;
-        let over = total.saturating_sub(columns);
-        if over == 0 {
-            return;
-        }
-        let spare = widths[last].saturating_sub(LEAST_LAST);
-        if spare > 0 {
-            widths[last] -= spare.min(over);
-            continue;
-        }
-        let widest = widths[..last].iter_mut().max();
-        match widest.filter(|width| **width > LEAST) {
+    while widths.iter().map(|width| width + 2).sum::<usize>() > columns + 2 {
+        match widths.iter_mut().max().filter(|width| **width > LEAST) {
             Some(width) => *width -= 1,
-            // The terminal breaks what is left.
             None => return,
         }
     }
@@ -268,6 +270,12 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     }
     lines.push(line);
     lines
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// `2026-11-21T15:04:05.678Z`.
@@ -332,6 +340,12 @@ pub(super) fn failure(text: &str, screen: Screen) -> String {
     }
 }
 
+/// `1 node`, `2 nodes`.
+pub(super) fn count(number: usize, what: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{plural}")
+}
+
 /// An age: whole seconds, if it has any.
 pub(super) fn human(ms: u64) -> Span {
     let part = if ms < 1000 { 0 } else { ms % 1000 };
@@ -387,12 +401,33 @@ mod tests {
         assert_eq!(
             at(50),
             "\
-JOB       NAME                REASON
-job-1234  a-name-that-is-mu…  rank 1 on box ended
-                              with signal 9
-                              (SIGKILL), and
-                              nobodyknowswhythatha
-                              ppened
+JOB       NAME
+job-1234  a-name-that-is-much-too-long
+  rank 1 on box ended with signal 9 (SIGKILL), and
+  nobodyknowswhythathappened
+job-5678  short
+"
+        );
+        assert_eq!(
+            at(30),
+            "\
+JOB       NAME
+job-1234  a-name-that-is-much…
+  rank 1 on box ended with
+  signal 9 (SIGKILL), and
+  nobodyknowswhythathappened
+job-5678  short
+"
+        );
+        assert_eq!(
+            at(62),
+            "\
+JOB       NAME                          REASON
+job-1234  a-name-that-is-much-too-long  rank 1 on box ended
+                                        with signal 9
+                                        (SIGKILL), and
+                                        nobodyknowswhythathapp
+                                        ened
 job-5678  short
 "
         );

@@ -1,16 +1,16 @@
 //! `kolo status` and `kolo jobs`.
 
 use std::collections::BTreeSet;
-use std::time::SystemTime;
+use std::fmt::Display;
 
-use kolo_transport::wire::{ClusterInfo, JobInfo, JobState, NodeInfo, WorkerState};
+use kolo_transport::wire::{ClusterInfo, JobInfo, JobState, NodeInfo, RevokedMember, WorkerState};
 
 use super::args::{Connect, Format, Jobs, Status, Watch};
 use super::client::Client;
 use super::error::CliError;
 use super::ids::Short;
-use super::output::{Cell, Output, Tone, human, timestamp};
-use crate::http::dto;
+use super::output::{Cell, Output, Tone, count, human, now_ms, timestamp};
+use crate::http::dto::{self, NodeState};
 
 /// Shows something once, or again and again until this process is ended.
 async fn shown(
@@ -64,35 +64,42 @@ pub(super) async fn status(
     .await
 }
 
-fn count(number: usize, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
-}
-
 fn nodes(cluster: &ClusterInfo, out: &mut Output<'_>) -> Result<(), CliError> {
     let ids = Short::of(cluster.nodes.iter().map(|node| node.node.to_string()));
-    let rows: Vec<[Cell; 8]> = cluster.nodes.iter().map(|info| node(info, ids)).collect();
+    let rows = cluster.nodes.iter();
+    let rows: Vec<[Cell; 8]> = rows.map(|info| node(info, &cluster.revoked, ids)).collect();
     let header = [
-        "NODE", "HOSTNAME", "ADDRESS", "STATE", "CPUS", "GPUS", "JOBS", "OTHER",
+        "NODE",
+        "HOSTNAME",
+        "ADDRESS",
+        "STATE",
+        "CPUS FREE",
+        "GPUS FREE",
+        "JOBS",
+        "OTHER FREE",
     ];
     out.table(header, &rows)
 }
 
-fn node(node: &NodeInfo, ids: Short) -> [Cell; 8] {
-    let state = if node.alive && node.draining {
-        Cell::toned("draining", Tone::Changing)
-    } else if node.alive {
-        Cell::toned("alive", Tone::Good)
-    } else {
-        Cell::toned(format!("lost {} ago", human(node.last_seen_ms)), Tone::Bad)
+fn node(node: &NodeInfo, revoked: &[RevokedMember], ids: Short) -> [Cell; 8] {
+    let state = NodeState::of(node, revoked);
+    let state = match state {
+        NodeState::Alive => Cell::toned(state.word(), Tone::Good),
+        NodeState::Draining | NodeState::Drained => Cell::toned(state.word(), Tone::Changing),
+        NodeState::Revoked => Cell::toned(state.word(), Tone::Bad),
+        NodeState::Lost => Cell::toned(format!("lost {} ago", human(node.last_seen_ms)), Tone::Bad),
     };
     let (total, free) = (&node.total, &node.available);
+    let of = |free: &dyn Display, total: &dyn Display| match node.alive {
+        true => format!("{free} of {total}"),
+        false => NOTHING.to_owned(),
+    };
     let other: Vec<String> = total
         .custom
         .iter()
         .map(|(name, amount)| {
             let free = free.custom.get(name).copied().unwrap_or_default();
-            format!("{name} {free}/{amount}")
+            format!("{name} {}", of(&free, amount))
         })
         .collect();
     [
@@ -100,8 +107,8 @@ fn node(node: &NodeInfo, ids: Short) -> [Cell; 8] {
         node.hostname.as_str().into(),
         node.address.to_string().into(),
         state,
-        format!("{}/{}", free.cpus, total.cpus).into(),
-        format!("{}/{}", free.gpus, total.gpus).into(),
+        of(&free.cpus, &total.cpus).into(),
+        of(&free.gpus, &total.gpus).into(),
         node.jobs.len().to_string().into(),
         other.join(", ").into(),
     ]
@@ -142,34 +149,31 @@ const COLUMNS: [&str; 9] = [
     "NAME",
     "STATE",
     "READY",
+    "NODES",
     "OWNER",
     "SUBMITTED",
-    "AGE",
     "ENDED",
     "REASON",
 ];
 
+/// A field that has nothing to say.
+const NOTHING: &str = "-";
+
 fn list(jobs: &[JobInfo], out: &mut Output<'_>) -> Result<(), CliError> {
     let ids = Short::of(jobs.iter().map(|job| job.job.to_string()));
     let owners = Short::of(jobs.iter().map(|job| job.owner.to_string()));
-    let now = now_ms();
-    let rows: Vec<[Cell; COLUMNS.len()]> = jobs
-        .iter()
-        .map(|info| job(info, ids, owners, now))
-        .collect();
+    let rows = jobs.iter().map(|info| job(info, ids, owners));
+    let rows: Vec<[Cell; COLUMNS.len()]> = rows.collect();
     out.table(COLUMNS, &rows)
 }
 
-/// Milliseconds since 1970.
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_millis() as u64)
+/// How long ago a job was submitted, in milliseconds. The head stops the clock of a job that has ended.
+fn submitted(job: &JobInfo) -> u64 {
+    job.age_ms.saturating_add(job.ended_ms.unwrap_or(0))
 }
 
-/// When a job was submitted: `2026-11-21T15:04:05.678Z`.
-fn submitted(job: &JobInfo, now_ms: u64) -> String {
-    let ago = job.age_ms.saturating_add(job.ended_ms.unwrap_or(0));
-    timestamp(now_ms.saturating_sub(ago))
+fn ago(ms: u64) -> String {
+    format!("{} ago", human(ms))
 }
 
 fn state(state: JobState) -> Cell {
@@ -186,25 +190,39 @@ fn state(state: JobState) -> Cell {
     Cell::toned(state.to_string(), tone)
 }
 
-fn job(job: &JobInfo, ids: Short, owners: Short, now_ms: u64) -> [Cell; COLUMNS.len()] {
+fn job(job: &JobInfo, ids: Short, owners: Short) -> [Cell; COLUMNS.len()] {
+    let reason = job.reason.as_deref().unwrap_or_default();
+    // The state says it all.
+    let is_told = job.state != JobState::Succeeded;
+    let nodes = match placed_on(job) {
+        0 => NOTHING.to_owned(),
+        nodes => nodes.to_string(),
+    };
     [
         ids.show(job.job).into(),
         job.name.as_str().into(),
         state(job.state),
-        format!("{} on {}", ready(job), placed_on(job)).into(),
+        ready(job).into(),
+        nodes.into(),
         owners.show(job.owner).into(),
-        // Month, day, hours and minutes.
-        submitted(job, now_ms)[5..16].replace('T', " ").into(),
-        human(job.age_ms).to_string().into(),
-        job.ended_ms
-            .map_or_else(String::new, |ms| format!("{} ago", human(ms)))
-            .into(),
-        job.reason.clone().unwrap_or_default().into(),
+        ago(submitted(job)).into(),
+        job.ended_ms.map_or_else(|| NOTHING.to_owned(), ago).into(),
+        ids.within(
+            reason
+                .lines()
+                .next()
+                .filter(|_| is_told)
+                .unwrap_or_default(),
+        )
+        .into(),
     ]
 }
 
-/// Members that take calls, of how many, and the spares beside them.
+/// Members that take calls, of how many, and the spares beside them. Nothing of a job that has no workers yet, or any more.
 fn ready(job: &JobInfo) -> String {
+    if job.state.is_final() || job.workers.is_empty() {
+        return NOTHING.to_owned();
+    }
     let count = |state| {
         let workers = job.workers.iter();
         workers.filter(|worker| worker.state == state).count()
@@ -223,29 +241,31 @@ fn placed_on(job: &JobInfo) -> usize {
 }
 
 fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
-    // The head stops the clock of a job that has ended.
     let age = human(job.age_ms);
     let age = match job.ended_ms {
-        Some(ended) => format!("lasted {age}, ended {} ago", human(ended)),
+        Some(ended) => format!("lasted {age}, ended {}", ago(ended)),
         None if job.state.is_final() => format!("lasted {age}"),
         None => format!("runs for {age}"),
     };
     out.line(&format!(
-        "{} ({}): {}, generation {}, {} on {}, {age}; submitted at {} by {}",
+        "{} ({}): {}, generation {}, {} on {}",
         job.job,
         job.name,
         job.state,
         job.generation,
         count(job.workers.len(), "worker"),
         count(placed_on(job), "node"),
-        submitted(job, now_ms()),
-        job.owner,
     ))?;
     if let Some(reason) = &job.reason {
         for line in reason.lines() {
             out.line(&format!("  {line}"))?;
         }
     }
+    out.line(&format!(
+        "  submitted at {} by {}; {age}",
+        timestamp(now_ms().saturating_sub(submitted(job))),
+        job.owner,
+    ))?;
     if let Some(membership) = &job.membership {
         if let Some(cause) = &membership.cause {
             out.line(&format!("  members: {cause}"))?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use kolo_transport::identity::Role;
@@ -14,7 +14,7 @@ use super::args::{Connect, Format, count, time_within};
 use super::client::Client;
 use super::error::CliError;
 use super::ids::pick;
-use super::output::{Cell, Output, Tone};
+use super::output::{Cell, Output, Tone, now_ms};
 use crate::private_file;
 
 /// How long the head may take: it tells the nodes before it answers.
@@ -77,7 +77,8 @@ struct RevokeToken {
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Revoke {
-    /// Id of the node or driver, `node-…` or `driver-…`, or an unambiguous start of one that the head has seen
+    /// Hostname of a node, or the id of a node or driver, `node-…` or `driver-…`, or an unambiguous start of one that the head has
+    /// seen
     #[arg(value_name = "ID")]
     member: String,
     /// Why, for those who look at `kolo status` later
@@ -195,15 +196,9 @@ fn created(
             entry.id,
             entry.role,
             path.display(),
-            left(entry.expires_unix, now())
+            left(entry.expires_unix, now_ms() / 1000)
         )),
     }
-}
-
-fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }
 
 fn left(until: u64, now: u64) -> Span {
@@ -221,7 +216,7 @@ fn list(tokens: &[TokenEntry], format: Format, out: &mut Output<'_>) -> Result<(
     if tokens.is_empty() {
         return out.line("there are no tokens; `kolo token create` makes one");
     }
-    let now = now();
+    let now = now_ms() / 1000;
     let rows: Vec<[Cell; 4]> = tokens.iter().map(|entry| row(entry, now)).collect();
     out.table(["TOKEN", "ROLE", "ENDS IN", "USES LEFT"], &rows)
 }
@@ -286,17 +281,13 @@ pub(super) async fn revoke(
     } else {
         "is revoked"
     };
+    let have = if told == 1 { "node has" } else { "nodes have" };
+    let not_yet = match late.join(", ") {
+        late if late.is_empty() => String::new(),
+        late => format!("; not yet: {late}, which learn of it when they answer or register again"),
+    };
     out.line(&format!(
-        "{name} {done}; {told} {} confirmed it{}",
-        if told == 1 { "node has" } else { "nodes have" },
-        if late.is_empty() {
-            String::new()
-        } else {
-            format!(
-                "; not yet: {}, which learn of it when they answer or register again",
-                late.join(", ")
-            )
-        }
+        "{name} {done}; {told} {have} confirmed it{not_yet}"
     ))?;
     if !seen {
         // A driver that has started no job is known by its certificate alone.
@@ -321,9 +312,16 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
         Role::Node
     } else if text.starts_with("driver-") {
         Role::Driver
+    } else if let Some(node) = client.node_named(text).await? {
+        return Ok(Found {
+            role: Role::Node,
+            name: node.node.to_string(),
+            seen: true,
+        });
     } else {
         return Err(CliError::Usage(format!(
-            "`{text}` is not the id of a node or a driver; expected `node-…` or `driver-…`"
+            "`{text}` is not the hostname of one node, and no id; expected a hostname that `kolo status` shows once, `node-…` or \
+             `driver-…`"
         )));
     };
     let whole = role.to_string().len() + 1 + 16;
@@ -373,7 +371,7 @@ pub(super) fn show(revoked: &[RevokedMember], out: &mut Output<'_>) -> Result<()
     if revoked.is_empty() {
         return Ok(());
     }
-    let now = now();
+    let now = now_ms() / 1000;
     let rows: Vec<[Cell; 3]> = revoked
         .iter()
         .map(|member| {

@@ -379,7 +379,7 @@ impl Parts {
             cluster = %report.store.authority().cluster(),
             address = %report.address,
             http = ?report.http_address,
-            "the head is ready"
+            "the head listens"
         );
         let parts = Self {
             endpoint,

@@ -44,8 +44,8 @@ pub struct Node {
     /// Where its daemon listens (QUIC).
     #[schema(value_type = String, example = "10.0.0.2:41234")]
     pub address: SocketAddr,
-    /// Whether its lease is valid.
-    pub alive: bool,
+    /// Its state.
+    pub state: NodeState,
     /// What it has.
     pub total: Resources,
     /// What is free.
@@ -54,8 +54,56 @@ pub struct Node {
     pub last_seen_ms: u64,
     /// The jobs that hold resources on it.
     pub jobs: Vec<String>,
-    /// Whether it takes no more jobs, since it is drained or being stopped.
-    pub draining: bool,
+}
+
+/// The states of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeState {
+    /// It takes work.
+    Alive,
+    /// It takes no new work, since it is drained or being stopped, and jobs are still on it.
+    Draining,
+    /// It takes no new work, and no job is on it any more.
+    Drained,
+    /// It is not heard any more, and its jobs have lost it.
+    Lost,
+    /// It was put out of the cluster.
+    Revoked,
+}
+
+impl NodeState {
+    /// Each of them.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Alive,
+        Self::Draining,
+        Self::Drained,
+        Self::Lost,
+        Self::Revoked,
+    ];
+
+    /// The state of a node in a cluster that has put out these members.
+    pub(crate) fn of(node: &wire::NodeInfo, revoked: &[wire::RevokedMember]) -> Self {
+        let name = node.node.to_string();
+        match (node.alive, node.draining) {
+            _ if revoked.iter().any(|member| member.name == name) => Self::Revoked,
+            (false, _) => Self::Lost,
+            (true, false) => Self::Alive,
+            (true, true) if node.jobs.is_empty() => Self::Drained,
+            (true, true) => Self::Draining,
+        }
+    }
+
+    /// Its word, the same in tables, in JSON and in metrics.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
+            Self::Lost => "lost",
+            Self::Revoked => "revoked",
+        }
+    }
 }
 
 /// A node or driver that was put out of the cluster.
@@ -83,18 +131,17 @@ impl From<&wire::RevokedMember> for Revoked {
     }
 }
 
-impl From<&wire::NodeInfo> for Node {
-    fn from(node: &wire::NodeInfo) -> Self {
+impl Node {
+    fn new(node: &wire::NodeInfo, revoked: &[wire::RevokedMember]) -> Self {
         Self {
             node: node.node.to_string(),
             hostname: node.hostname.clone(),
             address: node.address,
-            alive: node.alive,
+            state: NodeState::of(node, revoked),
             total: (&node.total).into(),
             available: (&node.available).into(),
             last_seen_ms: node.last_seen_ms,
             jobs: node.jobs.iter().map(ToString::to_string).collect(),
-            draining: node.draining,
         }
     }
 }
@@ -123,7 +170,9 @@ impl From<&wire::ClusterInfo> for Cluster {
             cluster: cluster.cluster.to_string(),
             version: cluster.version.clone(),
             uptime_ms: cluster.uptime_ms,
-            nodes: cluster.nodes.iter().map(Into::into).collect(),
+            nodes: (cluster.nodes.iter())
+                .map(|node| Node::new(node, &cluster.revoked))
+                .collect(),
             running_jobs: cluster.running_jobs,
             revoked: cluster.revoked.iter().map(Into::into).collect(),
         }
@@ -356,7 +405,7 @@ impl From<&wire::MembershipInfo> for Membership {
     }
 }
 
-/// What becomes of the jobs on a node that is drained.
+/// What becomes of the jobs on a node that is drained, or takes work again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Drain {
     /// The node.
@@ -364,9 +413,9 @@ pub struct Drain {
     pub node: String,
     /// Its hostname.
     pub hostname: String,
-    /// Elastic jobs, which leave the node.
+    /// Elastic jobs that leave the node.
     pub leaving: Vec<String>,
-    /// Jobs that never change their members. They stay until they end.
+    /// Jobs that stay until they end: those that never change their members, and all where the node takes work again.
     pub staying: Vec<String>,
 }
 

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use actix_web::{HttpRequest, HttpResponse, web};
-use kolo_transport::wire::{ClusterInfo, MetricSum};
+use kolo_transport::wire::{ClusterInfo, MetricSum, NodeInfo};
 
-use super::dto::ErrorBody;
+use super::dto::{ErrorBody, NodeState};
 use super::state::{Answer, Api, PATIENCE, answered};
 
 /// Nodes, jobs, and what the agents of jobs that are started anew at each change have measured, for Prometheus.
@@ -28,33 +28,30 @@ pub(super) async fn metrics(request: HttpRequest, api: web::Data<Api>) -> Answer
 }
 
 fn page(cluster: &ClusterInfo, sums: &[MetricSum]) -> String {
-    let nodes = |alive: bool| {
-        cluster
-            .nodes
-            .iter()
-            .filter(|node| node.alive == alive)
-            .count()
-    };
-    let mut page = format!(
-        "# HELP kolo_nodes Nodes that the head knows.\n\
-         # TYPE kolo_nodes gauge\n\
-         kolo_nodes{{state=\"alive\"}} {}\n\
-         kolo_nodes{{state=\"lost\"}} {}\n\
-         # HELP kolo_running_jobs Jobs that have not ended.\n\
+    let mut page =
+        "# HELP kolo_nodes Nodes that the head knows, by state.\n# TYPE kolo_nodes gauge\n"
+            .to_owned();
+    for state in NodeState::ALL {
+        let is_in = |node: &&NodeInfo| NodeState::of(node, &cluster.revoked) == state;
+        let count = cluster.nodes.iter().filter(is_in).count();
+        // A String takes all.
+        writeln!(page, "kolo_nodes{{state=\"{}\"}} {count}", state.word()).ok();
+    }
+    write!(
+        page,
+        "# HELP kolo_running_jobs Jobs that have not ended.\n\
          # TYPE kolo_running_jobs gauge\n\
          kolo_running_jobs {}\n\
          # HELP kolo_agent_metric Values of the metrics of agents, by torchelastic's names, since the start of the head.\n\
          # TYPE kolo_agent_metric summary\n",
-        nodes(true),
-        nodes(false),
         cluster.running_jobs
-    );
+    )
+    .ok();
     for MetricSum { name, count, sum } in sums {
         let name = name
             .replace('\\', "\\\\")
             .replace('"', "\\\"")
             .replace('\n', "\\n");
-        // A String takes all.
         writeln!(page, "kolo_agent_metric_sum{{name=\"{name}\"}} {sum}").ok();
         writeln!(page, "kolo_agent_metric_count{{name=\"{name}\"}} {count}").ok();
     }

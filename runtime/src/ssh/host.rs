@@ -385,7 +385,7 @@ mod tests {
         let error = only_failure(host.on(Event::Exited(Ended::Code(255))));
         assert_eq!(
             error.to_string(),
-            "ssh: ssh: connect to host b port 22: Connection refused"
+            "ssh: connect to host b port 22: Connection refused"
         );
         let error = only_failure(after(&[]).on(Event::Exited(Ended::Code(255))));
         assert!(error.to_string().contains("said nothing"), "{error}");

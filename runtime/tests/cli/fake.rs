@@ -463,18 +463,11 @@ pub(crate) fn job(id: u64, state: JobState, nodes: Vec<PlacedNode>) -> JobInfo {
         })
         .collect();
     JobInfo {
-        job: JobId(id),
-        name: "digits".to_owned(),
-        owner: DriverId(10),
         state,
         generation: Generation(1),
         workers,
         nodes,
         age_ms: 61_000,
-        ended_ms: None,
-        reason: None,
-        rendezvous: None,
-        network: None,
-        membership: None,
+        ..JobInfo::new(JobId(id), "digits", DriverId(10))
     }
 }

@@ -30,12 +30,14 @@ impl Ran {
         self.out
     }
 
-    /// The one line of a run that has failed with this code.
+    /// The one line of a run that has failed with this code. If no connection could be had, a second line says what to do; it follows
+    /// a semicolon here.
     #[track_caller]
     pub(crate) fn bad(self, code: i32) -> String {
         assert_eq!((self.code, self.out.as_str()), (code, ""), "{self:?}");
         let line = self.err.strip_suffix('\n').unwrap_or(&self.err);
-        assert!(!line.contains('\n'), "more than one line: {line}");
+        let line = line.replacen("\n      ", "; ", 1);
+        assert!(!line.contains('\n'), "too many lines: {line}");
         line.strip_prefix("kolo: ")
             .unwrap_or_else(|| panic!("{line}"))
             .to_owned()

@@ -108,7 +108,7 @@ fn what_is_not_there_is_told() {
     );
     let line = fake.kolo(&["logs", "job-ab", "--rank", "0"]).bad(3);
     assert!(
-        line.starts_with("node-")
+        line.starts_with("box (node-")
             && line.ends_with("): the output of the job is not kept any more"),
         "{line}"
     );
@@ -130,7 +130,7 @@ fn a_node_that_is_gone_does_not_hide_the_others() {
     );
     assert!(
         ran.err
-            .contains("node-000000000000001f (box) can't be reached"),
+            .contains("box (node-000000000000001f) can't be reached"),
         "{ran:?}"
     );
 }
@@ -201,7 +201,7 @@ fn a_node_that_ends_the_connection_while_it_is_followed_is_told() {
     let (code, said) = ended(child);
     assert_eq!(code, 4, "{said}");
     assert!(
-        said.contains("node-000000000000001e (box)") && said.contains("going down"),
+        said.contains("box (node-000000000000001e)") && said.contains("going down"),
         "{said}"
     );
 }

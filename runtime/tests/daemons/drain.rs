@@ -62,7 +62,7 @@ fn a_node_that_is_terminated_takes_no_more_jobs_and_waits_for_its_last() {
         node.signal(signal);
         node.signal(signal);
         node.says("waiting for jobs to end");
-        site.wait_for(name, "draining", true);
+        site.wait_for(name, "draining");
         assert!(site.operator(&["status"]).contains("draining"));
         let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);
         assert!(!refused.status.success(), "{refused:?}");

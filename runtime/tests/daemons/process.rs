@@ -278,12 +278,12 @@ impl Site {
         found.cloned().unwrap_or_default()
     }
 
-    /// Waits until the head says this of a node.
+    /// Waits until a node is in this state.
     #[track_caller]
-    pub(crate) fn wait_for(&self, node: &str, key: &str, value: bool) {
+    pub(crate) fn wait_for(&self, node: &str, state: &str) {
         let begin = Instant::now();
-        while self.status_of(node)[key] != value {
-            assert!(begin.elapsed() < PATIENCE, "{node} is never {key}={value}");
+        while self.status_of(node)["state"] != state {
+            assert!(begin.elapsed() < PATIENCE, "{node} is never {state}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -162,8 +162,8 @@ fn a_revoked_node_is_out_and_stays_out_until_it_is_let_in_again() {
     assert_eq!(bad.end().code(), Some(3));
     assert!(begin.elapsed() < AT_ONCE * 5, "{:?}", begin.elapsed());
     bad.says("has revoked this node");
-    assert_eq!(site.status_of(out)["alive"], false);
-    assert_eq!(site.status_of(other)["alive"], true);
+    assert_eq!(site.status_of(out)["state"], "revoked");
+    assert_eq!(site.status_of(other)["state"], "alive");
     let shown = site.json(&["status"]);
     assert_eq!(shown["revoked"][0]["name"], out);
     assert_eq!(shown["revoked"][0]["reason"], "stolen");
@@ -186,7 +186,7 @@ fn a_revoked_node_is_out_and_stays_out_until_it_is_let_in_again() {
         "{}",
         again.printed.text()
     );
-    site.wait_for(other, "alive", true);
+    site.wait_for(other, "alive");
     // Undone by the start of its id.
     site.operator(&["revoke", &out[..12], "--undo"]);
     let back = site.node("bad", &[]);
@@ -476,7 +476,7 @@ fn certificates_of_daemons_and_drivers_are_renewed_while_they_run() {
     }
     // The connection of the first certificates is still the same.
     assert_eq!(node.printed.count("the connection to the head is lost"), 0);
-    assert_eq!(site.status_of(name)["alive"], true);
+    assert_eq!(site.status_of(name)["state"], "alive");
     node.signal(Signal::KILL);
     node.end();
     let again = site.node("node", &[]);

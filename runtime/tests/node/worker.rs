@@ -130,7 +130,7 @@ pub(crate) fn run() -> ! {
             panic!("no certificate");
         };
         let credentials = request.finish(&certificate, &authority).unwrap();
-        println!("identity {}", credentials.identity());
+        println!("identity {}", credentials.identity().uri());
     }
     say(&control, &FromWorker::Ready { address: None });
     let seen = Arc::new(Seen::default());

@@ -190,7 +190,7 @@ fn jobs_are_stopped_at_once_or_waited_for_if_that_is_asked_for() {
         let mut status = servers.kolo(&["--format", "json", "status"]);
         on(&mut status, &second);
         let text = texts(&status.output().unwrap()).0;
-        text.contains("\"draining\": true").then_some(())
+        text.contains("\"state\": \"draining\"").then_some(())
     });
     assert_eq!(waited_for.child.try_wait().unwrap(), None);
     fs::write(&go, "").unwrap();

@@ -62,7 +62,7 @@ impl Cluster {
         let nodes = status["nodes"].as_array().unwrap();
         let node = nodes
             .iter()
-            .find(|node| node["hostname"] == hostname && node["alive"] == true);
+            .find(|node| node["hostname"] == hostname && node["state"] == "alive");
         Some(node?["node"].as_str().unwrap().to_owned())
     }
 }

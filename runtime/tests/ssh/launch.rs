@@ -34,7 +34,10 @@ fn nodes_are_seen_by_the_head_and_end_with_the_launch() {
         names(&up["nodes"], "host")
     );
     let nodes = status["nodes"].as_array().unwrap();
-    assert!(nodes.iter().all(|node| node["alive"] == true), "{status}");
+    assert!(
+        nodes.iter().all(|node| node["state"] == "alive"),
+        "{status}"
+    );
     for pid in node_pids(&up) {
         // Nothing that is secret is where others can read it.
         for file in ["cmdline", "environ"] {

@@ -84,7 +84,7 @@ pub enum ConnectError {
         reason: String,
     },
     /// A member of this cluster, but not the one that was looked for.
-    #[error("{address} is {found}, but {expected} was looked for")]
+    #[error("{address} is {found}, but {expected} was looked for; check the address")]
     WrongPeer {
         /// The peer's address.
         address: SocketAddr,
@@ -331,7 +331,7 @@ const NO_APPLICATION_PROTOCOL: u8 = 120;
 fn explained(reason: &str) -> String {
     if reason.contains("UnknownIssuer") {
         format!(
-            "{reason}: the authority of another cluster has signed its certificate; check the address, or, if the cluster \
+            "the authority of another cluster has signed its certificate (UnknownIssuer); check the address, or, if the cluster \
              was made anew, log in again with a token of it, and let nodes join again without their old folder `identity`"
         )
     } else {

@@ -63,7 +63,7 @@ impl FromStr for Role {
     }
 }
 
-/// A process of a cluster, as its certificate's URI names it: `kolo://CLUSTER/ROLE/NAME`.
+/// A process of a cluster, as its certificate's URI names it: `kolo://CLUSTER/ROLE/NAME`. Messages call it by its name alone.
 ///
 /// The name is `head` for the head, a [`NodeId`] for a node, a [`DriverId`] for a driver and `JOB/SLOT`
 /// for a worker.
@@ -102,7 +102,7 @@ impl Identity {
             name: name.into(),
         };
         identity.check().map_err(|reason| ParseIdentityError {
-            given: identity.to_string(),
+            given: identity.uri(),
             reason,
         })?;
         Ok(identity)
@@ -150,6 +150,12 @@ impl Identity {
         (number.to_string() == slot).then_some((job.parse().ok()?, Slot(number)))
     }
 
+    /// The URI in its certificate.
+    #[must_use]
+    pub fn uri(&self) -> String {
+        format!("kolo://{}/{}/{}", self.cluster, self.role, self.name)
+    }
+
     /// The name of a worker.
     #[must_use]
     pub fn worker_name(job: JobId, slot: Slot) -> String {
@@ -159,7 +165,11 @@ impl Identity {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kolo://{}/{}/{}", self.cluster, self.role, self.name)
+        match self.worker() {
+            Some((job, slot)) => write!(f, "slot {slot} of {job}"),
+            None if self.role == Role::Head => f.write_str("the head"),
+            None => f.write_str(&self.name),
+        }
     }
 }
 
@@ -201,13 +211,21 @@ mod tests {
 
     #[test]
     fn identities_print_and_parse() {
-        for text in [
-            "kolo://cluster-0000000000000001/head/head",
-            "kolo://cluster-0000000000000001/node/node-00000000000000ab",
-            "kolo://cluster-0000000000000001/driver/driver-00000000000000ab",
-            "kolo://cluster-0000000000000001/worker/job-0000000000000003/12",
+        for (rest, words) in [
+            ("head/head", "the head"),
+            ("node/node-00000000000000ab", "node-00000000000000ab"),
+            ("driver/driver-00000000000000ab", "driver-00000000000000ab"),
+            (
+                "worker/job-0000000000000003/12",
+                "slot 12 of job-0000000000000003",
+            ),
         ] {
-            assert_eq!(text.parse::<Identity>().unwrap().to_string(), text);
+            let uri = format!("kolo://cluster-0000000000000001/{rest}");
+            let identity: Identity = uri.parse().unwrap();
+            assert_eq!(
+                (identity.uri(), identity.to_string()),
+                (uri, words.to_owned())
+            );
         }
         let worker: Identity = "kolo://cluster-0000000000000001/worker/job-0000000000000003/12"
             .parse()

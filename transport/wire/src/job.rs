@@ -511,6 +511,42 @@ pub struct JobInfo {
     pub membership: Option<Box<MembershipInfo>>,
 }
 
+impl JobInfo {
+    /// A job that has nothing yet but a name and an owner.
+    #[must_use]
+    pub fn new(job: JobId, name: impl Into<String>, owner: DriverId) -> Self {
+        Self {
+            job,
+            name: name.into(),
+            owner,
+            state: JobState::Pending,
+            generation: Generation(0),
+            workers: Vec::new(),
+            nodes: Vec::new(),
+            age_ms: 0,
+            ended_ms: None,
+            reason: None,
+            rendezvous: None,
+            network: None,
+            membership: None,
+        }
+    }
+
+    /// The job without all that grows with the number of workers and nodes.
+    #[must_use]
+    pub fn outline(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            reason: self.reason.clone(),
+            workers: Vec::new(),
+            nodes: Vec::new(),
+            network: None,
+            membership: None,
+            ..*self
+        }
+    }
+}
+
 /// A node, as the API and `kolo` show it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {

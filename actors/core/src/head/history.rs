@@ -43,7 +43,7 @@ impl Remembered {
             ..if whole {
                 self.job.clone()
             } else {
-                outline(&self.job)
+                self.job.outline()
             }
         }
     }
@@ -83,25 +83,6 @@ fn size(job: &JobInfo) -> usize {
     job.workers.len() + job.nodes.len()
 }
 
-/// A job without all that grows with the number of workers and nodes.
-fn outline(job: &JobInfo) -> JobInfo {
-    JobInfo {
-        job: job.job,
-        name: job.name.clone(),
-        owner: job.owner,
-        state: job.state,
-        generation: job.generation,
-        workers: Vec::new(),
-        nodes: Vec::new(),
-        age_ms: job.age_ms,
-        ended_ms: job.ended_ms,
-        reason: job.reason.clone(),
-        rendezvous: job.rendezvous,
-        network: None,
-        membership: None,
-    }
-}
-
 /// Takes room for workers and nodes, if so much is left.
 pub fn take(left: &mut usize, size: usize) -> bool {
     let rest = left.checked_sub(size);
@@ -134,12 +115,8 @@ mod tests {
     /// A job of which all that is shown is as long as can be.
     fn job(id: u64, ranks: u32) -> JobInfo {
         JobInfo {
-            job: JobId(u64::MAX - id),
-            name: "x".repeat(MAX_NAME),
-            owner: DriverId(u64::MAX),
             state: JobState::Recovering,
             generation: Generation(u64::MAX),
-            workers: Vec::new(),
             nodes: (0..ranks)
                 .map(|rank| PlacedNode {
                     node: NodeId(u64::MAX),
@@ -154,9 +131,11 @@ mod tests {
             age_ms: u64::MAX,
             ended_ms: Some(u64::MAX),
             reason: Some("x".repeat(MAX_REASON)),
-            rendezvous: None,
-            network: None,
-            membership: None,
+            ..JobInfo::new(
+                JobId(u64::MAX - id),
+                "x".repeat(MAX_NAME),
+                DriverId(u64::MAX),
+            )
         }
     }
 

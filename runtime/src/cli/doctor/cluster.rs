@@ -15,11 +15,13 @@ use super::super::DESCRIPTORS;
 use super::super::args::Connect;
 use super::super::client::{Client, ClientConfig};
 use super::super::error::{CREDENTIALS, CliError};
+use super::super::ids::Short;
 use super::super::interfaces::ask;
 use super::super::output::human;
 use super::host::certificate;
 use super::surroundings::{Whose, judge};
 use super::{Finding, Level};
+use crate::http::dto::NodeState;
 
 /// More than this makes certificates look early or late, and logs hard to compare.
 const SKEW: Duration = Duration::from_secs(2);
@@ -34,6 +36,12 @@ const DISCOVERY: Duration = Duration::from_secs(1);
 /// Nodes that are looked at one by one.
 const MOST_NODES: usize = 64;
 
+const HEAD: &str = "head";
+const CLUSTER: &str = "cluster";
+
+/// Whether a daemon answers.
+const ANSWERS: &str = "connection";
+
 const PORTS: &str = "open the UDP port of the daemon for this host in all firewalls between, and look whether the daemon runs; \
                      give daemons a fixed port with --listen so that a firewall can name it";
 
@@ -41,16 +49,22 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Err(error) = make_room("a look at the cluster", DESCRIPTORS) {
         let remedy = "raise the limit of open files, or give --local";
-        return vec![Finding::bad("cluster", error.to_string(), remedy)];
+        return vec![Finding::bad("descriptors", error.to_string(), remedy).at(CLUSTER)];
     }
     let config = connect.config();
     let connected = Client::connect(&config).await;
-    if let Err(error @ (CliError::NoCredentials(_) | CliError::Usage(_))) = &connected {
-        return vec![Finding::warning(
-            "cluster",
-            error.to_string(),
-            "log in to look at a cluster as well, or give --local",
-        )];
+    if let Err(error @ (CliError::NoCredentials(_) | CliError::NoHead | CliError::Usage(_))) =
+        &connected
+    {
+        let (cause, _) = error.cause_and_remedy();
+        return vec![
+            Finding::warning(
+                "login",
+                cause,
+                "log in to look at a cluster as well (`kolo login --head HOST:PORT --token-file FILE`), or give --local",
+            )
+            .at(CLUSTER),
+        ];
     }
     // Also if the head is not reached: it may be why.
     if let Ok(dir) = config.credentials_dir() {
@@ -63,31 +77,21 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
                 CREDENTIALS => clock_of_head(&config, &error).await,
                 _ => None,
             };
-            let to_do = match &clock {
-                Some(clock) if clock.level != Level::Good => CLOCKS,
-                _ => remedy(&error),
-            };
-            findings.push(Finding::bad("head", error.to_string(), to_do));
-            findings.extend(clock);
+            let is_of_clocks = matches!(&clock, Some(clock) if clock.level != Level::Good);
+            findings.push(no_answer(&error, is_of_clocks.then_some(CLOCKS)));
+            findings.extend(clock.map(|clock| clock.at(HEAD)));
             return findings;
         }
     };
     let head = client.address();
-    let start = Instant::now();
-    let before = SystemTime::now();
+    let asked = Asked::now();
     match client.cluster().await {
         Ok(cluster) => {
-            if cluster.time_ms > 0 {
-                let ours = before + start.elapsed() / 2;
-                findings.push(skew("the head", clock_of(cluster.time_ms), ours));
-            }
-            findings.push(Finding::good(
-                "head",
-                format!(
-                    "{head} answers in {:.2} ms",
-                    start.elapsed().as_secs_f64() * 1000.0
-                ),
-            ));
+            let took = asked.start.elapsed().as_secs_f64() * 1000.0;
+            let clock = asked.clock("the head", cluster.time_ms);
+            findings.extend(clock.map(|clock| clock.at(HEAD)));
+            let text = format!("{head} answers in {took:.2} ms");
+            findings.push(Finding::good(ANSWERS, text).at(HEAD));
             let seen = client.request(&HeadRequest::Surroundings, ANSWER).await;
             // A head of another version does not say.
             if let Ok(HeadReply::Surroundings(seen)) = seen {
@@ -98,24 +102,24 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
                 findings.push(network(&client).await);
             }
         }
-        Err(error) => findings.push(Finding::bad("head", error.to_string(), remedy(&error))),
+        Err(error) => findings.push(no_answer(&error, None)),
     }
     client.close().await;
     findings
 }
 
-/// What to do if the head is not reached, or does not talk to us.
-fn remedy(error: &CliError) -> &'static str {
-    match error {
-        CliError::Address { .. } | CliError::Resolve { .. } => {
-            "correct the name: --head, KOLO_HEAD, or the `kolo login` that remembers it; or the name server's entry"
-        }
-        error if error.exit_code() == CREDENTIALS => {
+/// A head that is not reached, or does not talk to us.
+fn no_answer(error: &CliError, known: Option<&str>) -> Finding {
+    let (cause, told) = error.cause_and_remedy();
+    let remedy = match (known, error) {
+        (Some(known), _) => known,
+        (None, CliError::Connect { .. }) if error.exit_code() == CREDENTIALS => {
             "log in again with a new token (`kolo login`); if this driver was put out, `kolo revoke ID --undo` by an \
              administrator lets it in"
         }
-        _ => PORTS,
-    }
+        _ => told.as_deref().unwrap_or(PORTS),
+    };
+    Finding::bad(ANSWERS, cause, remedy).at(HEAD)
 }
 
 /// How far the clock of a head is from this one that does not take this side's certificate, or whose certificate this side does
@@ -125,15 +129,31 @@ async fn clock_of_head(config: &ClientConfig, error: &CliError) -> Option<Findin
         Ok(client) => client,
         Err(other) => return dated(&other).or_else(|| dated(error)),
     };
-    let (start, before) = (Instant::now(), SystemTime::now());
+    let asked = Asked::now();
     let answer = client.cluster().await;
-    let ours = before + start.elapsed() / 2;
+    let clock = answer.map_or(None, |cluster| asked.clock("the head", cluster.time_ms));
     client.close().await;
-    match answer {
-        Ok(cluster) if cluster.time_ms > 0 => {
-            Some(skew("the head", clock_of(cluster.time_ms), ours))
+    clock.or_else(|| dated(error))
+}
+
+/// When a daemon was asked for its time.
+struct Asked {
+    start: Instant,
+    at: SystemTime,
+}
+
+impl Asked {
+    fn now() -> Self {
+        Self {
+            start: Instant::now(),
+            at: SystemTime::now(),
         }
-        _ => dated(error),
+    }
+
+    /// What its answer, which has just come, says of its clock. A daemon of another version does not say.
+    fn clock(&self, name: &str, time_ms: u64) -> Option<Finding> {
+        let ours = self.at + self.start.elapsed() / 2;
+        (time_ms > 0).then(|| skew(name, clock_of(time_ms), ours))
     }
 }
 
@@ -176,73 +196,82 @@ fn clock_of(time_ms: u64) -> SystemTime {
 
 /// How the nodes reach each other.
 async fn network(client: &Client) -> Finding {
-    const CHECK: &str = "nodes among themselves";
+    const CHECK: &str = "network";
     let query = InterfacesQuery {
         no_cache: true,
         ..InterfacesQuery::default()
     };
-    match ask(client, query).await {
+    let found = match ask(client, query).await {
         Ok(report) => match report.problem {
-            None => Finding::good(CHECK, format!("connected by {}", report.choice)),
+            None => Finding::good(
+                CHECK,
+                format!("the nodes are connected by {}", report.choice),
+            ),
             Some(problem) => Finding::bad(CHECK, problem.message, "see `kolo interfaces`"),
         },
         Err(error) => Finding::bad(CHECK, error.to_string(), "see `kolo interfaces`"),
-    }
+    };
+    found.at(CLUSTER)
 }
 
 async fn nodes(client: &Client, cluster: &ClusterInfo) -> Vec<Finding> {
-    let (alive, lost): (Vec<_>, Vec<_>) = cluster.nodes.iter().partition(|node| node.alive);
-    let mut findings: Vec<Finding> = lost
-        .iter()
-        .map(|node| {
-            Finding::warning(
-                "node",
-                format!(
-                    "{} ({}) is lost since {}",
-                    node.hostname,
-                    node.node,
-                    human(node.last_seen_ms)
-                ),
+    let mut findings = Vec::new();
+    let mut alive = Vec::new();
+    let ids = Short::of(cluster.nodes.iter().map(|node| node.node.to_string()));
+    for node in &cluster.nodes {
+        let namesakes = cluster
+            .nodes
+            .iter()
+            .filter(|other| other.hostname == node.hostname);
+        let name = match namesakes.count() {
+            1 => node.hostname.clone(),
+            _ => format!("{} ({})", node.hostname, ids.show(node.node)),
+        };
+        let told = match NodeState::of(node, &cluster.revoked) {
+            NodeState::Alive => None,
+            // That is as somebody wants it.
+            NodeState::Revoked => continue,
+            NodeState::Lost => Some((
+                format!("it is lost since {}", human(node.last_seen_ms)),
                 format!(
                     "look at kolo-node on {}, or at the network between it and the head",
                     node.hostname
                 ),
-            )
-        })
-        .collect();
-    if alive.is_empty() {
-        findings.push(Finding::warning(
-            "node",
-            "no node is there",
-            "start one with `kolo-node --head HOST:PORT --token-file FILE`",
-        ));
+            )),
+            NodeState::Draining | NodeState::Drained => Some((
+                "it takes no new work: it is drained, or its daemon is being stopped".to_owned(),
+                format!(
+                    "`kolo node undrain {0}`, or start kolo-node on {0} again when it has ended",
+                    node.hostname
+                ),
+            )),
+        };
+        let told = told.map(|(found, to_do)| Finding::warning("state", found, to_do).at(&name));
+        findings.extend(told);
+        if node.alive {
+            alive.push((name, node));
+        }
     }
-    findings.extend(alive.iter().filter(|node| node.draining).map(|node| {
-        Finding::warning(
-            "node",
-            format!(
-                "{} ({}) is draining: it takes no more jobs, since it is being stopped",
-                node.hostname, node.node
-            ),
-            format!(
-                "if it is not to end, start kolo-node on {} again when it has: SIGTERM was sent to it",
-                node.hostname
-            ),
-        )
-    }));
-    let looked = alive.iter().take(MOST_NODES).map(|node| one(client, node));
-    findings.extend(join_all(looked).await.into_iter().flatten());
+    if alive.is_empty() {
+        let start = "start one with `kolo-node --head HOST:PORT --token-file FILE`";
+        findings.push(Finding::warning("nodes", "no node is there", start).at(CLUSTER));
+    }
+    let looked = alive.iter().take(MOST_NODES);
+    let looked = join_all(looked.map(|(name, node)| one(client, name, node))).await;
+    findings.extend(looked.into_iter().flatten());
     if alive.len() > MOST_NODES {
-        findings.push(Finding::good(
-            "node",
-            format!("{} more were not looked at", alive.len() - MOST_NODES),
-        ));
+        let text = format!("{} more were not looked at", alive.len() - MOST_NODES);
+        findings.push(Finding::good("nodes", text).at(CLUSTER));
     }
     findings
 }
 
-async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
-    let at = format!("{} ({})", node.hostname, node.address);
+async fn one(client: &Client, name: &str, node: &NodeInfo) -> Vec<Finding> {
+    let found = look_at(client, name, node).await.into_iter();
+    found.map(|finding| finding.at(name)).collect()
+}
+
+async fn look_at(client: &Client, name: &str, node: &NodeInfo) -> Vec<Finding> {
     let placed = PlacedNode {
         node: node.node,
         hostname: node.hostname.clone(),
@@ -250,46 +279,35 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
         ranks: Vec::new(),
         has_program: false,
     };
-    let (_endpoint, connection) = match client.node(&placed).await {
+    let (_endpoint, connection) = match client.node(&placed, true).await {
         Ok(connected) => connected,
-        Err(error) => return unreached(client, &placed, &at, &error).await,
+        Err(error) => return unreached(client, &placed, &error).await,
     };
     let mut findings = Vec::new();
-    let start = Instant::now();
-    let before = SystemTime::now();
+    let asked = Asked::now();
     match echo(&connection).await {
         Ok(NodeReply::Echo(echo)) => {
-            let took = start.elapsed();
+            let took = asked.start.elapsed().as_secs_f64() * 1000.0;
+            let clock = asked.clock(&node.hostname, echo.time_ms);
             let over = echo.interface.map(|name| format!(" over its {name}"));
-            findings.push(Finding::good(
-                "node",
-                format!(
-                    "{at} answers in {:.2} ms{}",
-                    took.as_secs_f64() * 1000.0,
-                    over.unwrap_or_default()
-                ),
-            ));
-            if echo.time_ms > 0 {
-                findings.push(skew(
-                    &node.hostname,
-                    clock_of(echo.time_ms),
-                    before + took / 2,
-                ));
-            }
+            let over = over.unwrap_or_default();
+            let text = format!("{} answers in {took:.2} ms{over}", node.address);
+            findings.push(Finding::good(ANSWERS, text));
+            findings.extend(clock);
         }
         Ok(_) => findings.push(Finding::warning(
-            "node",
-            format!("{at} is of another version"),
+            ANSWERS,
+            "it is of another version",
             "use the same version of kolo on all hosts",
         )),
-        Err(error) => findings.push(Finding::bad("node", format!("{at}: {error}"), PORTS)),
+        Err(error) => findings.push(Finding::bad(ANSWERS, error.to_string(), PORTS)),
     }
     let seen = connection
         .request::<_, NodeReply>(&NodeRequest::Surroundings, ANSWER)
         .await;
     // A node of another version does not say.
     if let Ok(NodeReply::Surroundings(seen)) = seen {
-        findings.extend(judge(Whose::Node(&node.hostname), &seen));
+        findings.extend(judge(Whose::Node(name), &seen));
     }
     // The connection tries larger and larger packets, none in fragments.
     let deadline = Instant::now() + DISCOVERY;
@@ -302,7 +320,7 @@ async fn one(client: &Client, node: &NodeInfo) -> Vec<Finding> {
     if payload <= LEAST_PAYLOAD {
         findings.push(Finding::warning(
             "mtu",
-            format!("{at}: QUIC packets of more than {payload} bytes do not pass whole"),
+            format!("QUIC packets of more than {payload} bytes do not pass whole"),
             "a tunnel or a wrong MTU is on the way: set the same MTU on all hosts and switches of the network; it costs throughput",
         ));
     }
@@ -314,27 +332,25 @@ async fn echo(connection: &Connection) -> Result<NodeReply, RequestError> {
 }
 
 /// A node that is not reached, and how far its clock is from this one if that is why.
-async fn unreached(client: &Client, node: &PlacedNode, at: &str, error: &CliError) -> Vec<Finding> {
+async fn unreached(client: &Client, node: &PlacedNode, error: &CliError) -> Vec<Finding> {
     let clock = match dated(error) {
         None => None,
-        known => match client.node_undated(node).await {
+        known => match client.node(node, false).await {
             Ok((_endpoint, connection)) => {
-                let (start, before) = (Instant::now(), SystemTime::now());
-                let answer = echo(&connection).await;
-                let ours = before + start.elapsed() / 2;
+                let asked = Asked::now();
+                let clock = match echo(&connection).await {
+                    Ok(NodeReply::Echo(echo)) => asked.clock(&node.hostname, echo.time_ms),
+                    _ => None,
+                };
                 connection.close(CloseCode::Done, "");
-                match answer {
-                    Ok(NodeReply::Echo(echo)) if echo.time_ms > 0 => {
-                        Some(skew(&node.hostname, clock_of(echo.time_ms), ours))
-                    }
-                    _ => known,
-                }
+                clock.or(known)
             }
             Err(other) => dated(&other).or(known),
         },
     };
     let to_do = if clock.is_some() { CLOCKS } else { PORTS };
-    let mut findings = vec![Finding::bad("node", format!("{at}: {error}"), to_do)];
+    let (cause, _) = error.cause_and_remedy();
+    let mut findings = vec![Finding::bad(ANSWERS, cause, to_do)];
     findings.extend(clock);
     findings
 }
@@ -380,6 +396,7 @@ mod tests {
             head: "x:1".to_owned(),
             reason: "unknown".to_owned(),
         };
+        let remedy = |error| no_answer(error, None).remedy.unwrap();
         assert!(remedy(&resolve).contains("correct the name"));
         let rejected = CliError::Connect {
             what: "the head".to_owned(),
@@ -395,7 +412,7 @@ mod tests {
         let unreachable = CliError::Unreachable {
             head: "x:1".to_owned(),
         };
-        assert_eq!(remedy(&unreachable), PORTS);
+        assert!(remedy(&unreachable).contains("kolo-head runs there"));
         // Times from outside that no clock can show.
         assert!(clock_of(u64::MAX) > clock_of(5));
     }

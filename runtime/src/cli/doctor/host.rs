@@ -9,7 +9,8 @@ use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
 
 use super::super::args::Connect;
-use super::surroundings::{Whose, judge};
+use super::super::output::human;
+use super::surroundings::{STATE_FOLDER, Whose, judge};
 use super::{Doctor, Finding};
 use crate::hosts::own_name;
 use crate::ssh::state::state_home;
@@ -39,21 +40,28 @@ pub(super) fn examine(identity: Option<&Path>) -> Vec<Finding> {
 
 /// What `kolo` and what it starts here find around them.
 pub(super) async fn surroundings(options: &Doctor, connect: &Connect) -> Vec<Finding> {
-    let states = [
-        connect.config().credentials_dir().ok(),
-        state_home().ok(),
-        // Identities lie in state folders.
-        options
-            .identity
-            .as_deref()
-            .and_then(Path::parent)
-            .map(Path::to_path_buf),
-    ];
-    let mut states: Vec<PathBuf> = states.into_iter().flatten().collect();
-    states.dedup();
+    // Identities lie in state folders.
+    let of_node = options.identity.as_deref().and_then(Path::parent);
+    let mut folders: Vec<(&str, PathBuf)> = [
+        (
+            "credentials folder",
+            connect.config().credentials_dir().ok(),
+        ),
+        ("state folder", state_home().ok()),
+        ("node's folder", of_node.map(Path::to_path_buf)),
+    ]
+    .into_iter()
+    .filter_map(|(name, path)| Some((name, path?)))
+    .collect();
+    folders.dedup_by(|one, before| one.1 == before.1);
+    let paths = folders.iter().map(|(_, path)| path.clone()).collect();
     let name = own_name();
-    let (state, addresses) = tokio::join!(look(states), addresses(&name));
+    let (state, addresses) = tokio::join!(look(paths), addresses(&name));
     let mut findings = judge(Whose::Here, &state);
+    let of_folders = findings.iter_mut().filter(|it| it.check == STATE_FOLDER);
+    for (finding, (name, _)) in of_folders.zip(folders) {
+        finding.check = name;
+    }
     findings.push(name_of_host(&name, &addresses));
     findings
 }
@@ -236,23 +244,23 @@ fn dates(
 ) -> Finding {
     const AGAIN: &str = "if this host's clock is right, a new one comes with a token: `kolo login` for a driver, --token-file for a \
                          node";
-    let hours = |duration: Duration| duration.as_secs() / 3600;
+    let span = |duration: Duration| human(duration.as_secs() / 60 * 60_000);
     if let Ok(early) = start.duration_since(now)
         && !early.is_zero()
     {
         return Finding::bad(
             check,
-            format!("{who}: valid only in {} h", hours(early)),
+            format!("{who}: valid only in {}", span(early)),
             "this host's clock is behind that of the head: set it right",
         );
     }
     match end.duration_since(now) {
         Ok(left) if left >= SOON.min(life(start, end) / 4) => {
-            Finding::good(check, format!("{who}: valid for {} h more", hours(left)))
+            Finding::good(check, format!("{who}: valid for {} more", span(left)))
         }
         Ok(left) => Finding::warning(
             check,
-            format!("{who}: ends in {} h", hours(left)),
+            format!("{who}: ends in {}", span(left)),
             "it is renewed by itself at the next use; if it stays so, look at the clock and at the head's log",
         ),
         Err(_) => Finding::bad(check, format!("{who}: has ended"), AGAIN),
@@ -293,10 +301,10 @@ mod tests {
         let start = SystemTime::UNIX_EPOCH + day * 20_000;
         let end = start + day * 30;
         for (now, level, part) in [
-            (start - day, Level::Bad, "valid only in 24 h"),
-            (start, Level::Good, "valid for 720 h more"),
-            (end - day * 4, Level::Good, "96 h more"),
-            (end - day, Level::Warning, "ends in 24 h"),
+            (start - day, Level::Bad, "valid only in 1d"),
+            (start, Level::Good, "valid for 30d more"),
+            (end - day * 4, Level::Good, "4d more"),
+            (end - day, Level::Warning, "ends in 1d"),
             (end + day, Level::Bad, "has ended"),
         ] {
             let finding = dates("certificate", "driver", start, end, now);

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::args::{Connect, Format};
 use super::error::CliError;
-use super::output::{Cell, Output, Tone};
+use super::output::{Cell, Output, Tone, count};
 
 pub(super) const EXAMPLES: &str = "\
 Example:
@@ -47,6 +47,8 @@ pub(super) enum Level {
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
+    /// Where: `here`, `head`, `cluster`, or the name of a node.
+    at: String,
     check: &'static str,
     level: Level,
     /// What was seen.
@@ -59,6 +61,7 @@ pub(super) struct Finding {
 impl Finding {
     fn good(check: &'static str, found: impl Into<String>) -> Self {
         Self {
+            at: "here".to_owned(),
             check,
             level: Level::Good,
             found: found.into(),
@@ -66,12 +69,18 @@ impl Finding {
         }
     }
 
+    fn at(self, at: &str) -> Self {
+        Self {
+            at: at.to_owned(),
+            ..self
+        }
+    }
+
     fn warning(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
-            check,
             level: Level::Warning,
-            found: found.into(),
             remedy: Some(remedy.into()),
+            ..Self::good(check, found)
         }
     }
 
@@ -104,7 +113,7 @@ pub(super) async fn run(
 }
 
 fn show(findings: &[Finding], out: &mut Output<'_>) -> Result<(), CliError> {
-    let rows: Vec<[Cell; 3]> = findings
+    let rows: Vec<[Cell; 4]> = findings
         .iter()
         .map(|finding| {
             let level = match finding.level {
@@ -112,21 +121,63 @@ fn show(findings: &[Finding], out: &mut Output<'_>) -> Result<(), CliError> {
                 Level::Warning => Cell::toned("warning", Tone::Changing),
                 Level::Bad => Cell::toned("BAD", Tone::Bad),
             };
-            [finding.check.into(), level, finding.found.as_str().into()]
+            let Finding {
+                at, check, found, ..
+            } = finding;
+            [
+                at.as_str().into(),
+                (*check).into(),
+                level,
+                found.as_str().into(),
+            ]
         })
         .collect();
-    out.table(["CHECK", "STATE", "FOUND"], &rows)?;
-    let mut first = true;
-    for finding in findings {
-        if let Some(remedy) = &finding.remedy {
-            if std::mem::take(&mut first) {
-                out.line("")?;
-                out.line("What to do:")?;
-            }
-            out.line(&format!("  {}: {remedy}", finding.check))?;
+    out.table(["WHERE", "CHECK", "STATE", "FOUND"], &rows)?;
+    // What is to be done in several places is said once.
+    let mut to_do: Vec<(&str, &str, Vec<&str>)> = Vec::new();
+    for Finding {
+        at, check, remedy, ..
+    } in findings
+    {
+        let Some(remedy) = remedy.as_deref() else {
+            continue;
+        };
+        match to_do
+            .iter_mut()
+            .find(|known| (known.0, known.1) == (check, remedy))
+        {
+            Some((.., places)) => places.push(at),
+            None => to_do.push((check, remedy, vec![at])),
         }
     }
-    Ok(())
+    if !to_do.is_empty() {
+        out.line("")?;
+        out.line("What to do:")?;
+    }
+    for (check, remedy, mut places) in to_do {
+        places.dedup();
+        out.line(&format!("  {check} ({}): {remedy}", places.join(", ")))?;
+    }
+    out.line("")?;
+    out.line(&verdict(findings))
+}
+
+fn verdict(findings: &[Finding]) -> String {
+    let of = |level| {
+        findings
+            .iter()
+            .filter(|finding| finding.level == level)
+            .count()
+    };
+    let warnings = match of(Level::Warning) {
+        0 => String::new(),
+        some => format!("; {}", count(some, "warning")),
+    };
+    match of(Level::Bad) {
+        0 => format!("nothing is wrong{warnings}"),
+        1 => format!("1 thing is wrong{warnings}"),
+        bad => format!("{bad} things are wrong{warnings}"),
+    }
 }
 
 #[cfg(test)]
@@ -136,21 +187,35 @@ mod tests {
 
     #[test]
     fn a_finding_says_what_to_do_in_both_formats() {
+        let closed = |at| Finding::bad("ports", "closed", "open them").at(at);
         let findings = [
             Finding::good("clock", "fine"),
-            Finding::bad("ports", "closed", "open them"),
+            closed("a"),
+            closed("b"),
+            Finding::warning("user", "root", "be another"),
         ];
         let mut text = Vec::new();
         show(&findings, &mut Output::new(&mut text, Screen::default())).unwrap();
-        let text = String::from_utf8(text).unwrap();
-        assert!(text.contains("ports  BAD    closed\n"), "{text}");
-        assert!(
-            text.ends_with("What to do:\n  ports: open them\n"),
-            "{text}"
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "\
+WHERE  CHECK  STATE    FOUND
+here   clock  good     fine
+a      ports  BAD      closed
+b      ports  BAD      closed
+here   user   warning  root
+
+What to do:
+  ports (a, b): open them
+  user (here): be another
+
+2 things are wrong; 1 warning
+"
         );
+        assert_eq!(verdict(&findings[..1]), "nothing is wrong");
         assert_eq!(
             serde_json::to_string(&findings[1]).unwrap(),
-            r#"{"check":"ports","level":"bad","found":"closed","do":"open them"}"#
+            r#"{"at":"a","check":"ports","level":"bad","found":"closed","do":"open them"}"#
         );
     }
 }

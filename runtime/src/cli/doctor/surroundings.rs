@@ -7,6 +7,9 @@ use rustix::io::Errno;
 
 use super::Finding;
 
+/// The check of a folder for what must be kept.
+pub(super) const STATE_FOLDER: &str = "state folder";
+
 /// Shared memory of a host for collectives between its workers.
 const SMALL_SHM: u64 = 256 << 20;
 
@@ -25,11 +28,11 @@ pub(super) enum Whose<'a> {
 }
 
 impl Whose<'_> {
-    fn at(self) -> String {
+    fn place(&self) -> &str {
         match self {
-            Self::Here => String::new(),
-            Self::Head => "the head: ".to_owned(),
-            Self::Node(name) => format!("{name}: "),
+            Self::Here => "here",
+            Self::Head => "head",
+            Self::Node(name) => name,
         }
     }
 }
@@ -42,7 +45,7 @@ pub(super) fn judge(whose: Whose<'_>, state: &DaemonState) -> Vec<Finding> {
         .filter_map(|folder| match folder.usage {
             FolderUse::State => Some(state_folder(whose, folder)),
             // A head has no workers.
-            FolderUse::SharedMemory if whose != Whose::Head => Some(shared_memory(whose, folder)),
+            FolderUse::SharedMemory if whose != Whose::Head => Some(shared_memory(folder)),
             _ => None,
         })
         .collect();
@@ -53,7 +56,8 @@ pub(super) fn judge(whose: Whose<'_>, state: &DaemonState) -> Vec<Finding> {
     if whose != Whose::Here {
         findings.retain(|finding| finding.remedy.is_some());
     }
-    findings
+    let placed = findings.into_iter();
+    placed.map(|finding| finding.at(whose.place())).collect()
 }
 
 fn mib(bytes: Option<u64>) -> String {
@@ -71,8 +75,8 @@ fn why(errno: i32) -> String {
 }
 
 fn state_folder(whose: Whose<'_>, folder: &FolderState) -> Finding {
-    const CHECK: &str = "state folder";
-    let (at, path) = (whose.at(), &folder.path);
+    const CHECK: &str = STATE_FOLDER;
+    let path = &folder.path;
     let lost = match whose {
         Whose::Here => "until then no login, renewed certificate or detached launch is kept",
         Whose::Head => {
@@ -98,27 +102,27 @@ fn state_folder(whose: Whose<'_>, folder: &FolderState) -> Finding {
         };
         return Finding::bad(
             CHECK,
-            format!("{at}{path}: {}", why(errno)),
+            format!("{path}: {}", why(errno)),
             format!("{to_do}; {lost}"),
         );
     }
-    let found = format!("{at}{path}: {} MiB free", mib(folder.free));
+    let found = format!("{path}: {} MiB free", mib(folder.free));
     match folder.free {
         Some(free) if free < SMALL_STATE => Finding::warning(CHECK, found, room),
         _ => Finding::good(CHECK, found),
     }
 }
 
-fn shared_memory(whose: Whose<'_>, folder: &FolderState) -> Finding {
+fn shared_memory(folder: &FolderState) -> Finding {
     const CHECK: &str = "shared memory";
     const NEEDED_BY: &str = "PyTorch and NCCL need it for workers of one host";
-    let (at, path) = (whose.at(), &folder.path);
+    let path = &folder.path;
     let larger = format!(
         "give it {} MiB or more: `mount -o remount,size=1g {path}`, or `--shm-size=1g` for a container; {NEEDED_BY}",
         SMALL_SHM >> 20
     );
     if let Some(errno) = folder.problem {
-        let found = format!("{at}{path}: {}", why(errno));
+        let found = format!("{path}: {}", why(errno));
         return match Errno::from_raw_os_error(errno) {
             Errno::NOENT | Errno::NOTDIR => Finding::warning(
                 CHECK,
@@ -141,7 +145,7 @@ fn shared_memory(whose: Whose<'_>, folder: &FolderState) -> Finding {
         };
     }
     let found = format!(
-        "{at}{path}: {} MiB, {} MiB free",
+        "{path}: {} MiB, {} MiB free",
         mib(folder.total),
         mib(folder.free)
     );
@@ -159,25 +163,21 @@ fn user(whose: Whose<'_>, uid: u32) -> Finding {
         }
         _ => "run kolo as a user of your own",
     };
-    let at = whose.at();
     match uid {
         0 => Finding::warning(
             CHECK,
-            format!(
-                "{at}workers that are started here run as root: a program of a job may do anything to this host"
-            ),
+            "workers that are started here run as root: a program of a job may do anything to this host",
             remedy,
         ),
         uid => Finding::good(
             CHECK,
-            format!("{at}workers that are started here run as user {uid}"),
+            format!("workers that are started here run as user {uid}"),
         ),
     }
 }
 
 fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
     const CHECK: &str = "core dumps";
-    let at = whose.at();
     let program = state.core_pattern.strip_prefix('|').map(first_word);
     // For a program behind a pipe the kernel does not enforce the limit; one of 1 alone keeps it from starting the program (core(5)).
     let none = match (state.core_limit, program) {
@@ -186,10 +186,10 @@ fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
         _ => false,
     };
     if none {
-        return Finding::good(CHECK, format!("{at}none are left"));
+        return Finding::good(CHECK, "none are left");
     }
     if state.core_pattern.is_empty() {
-        return Finding::good(CHECK, format!("{at}none are left: core_pattern is empty"));
+        return Finding::good(CHECK, "none are left: core_pattern is empty");
     }
     let limit = match state.core_limit {
         None => "no limit".to_owned(),
@@ -205,7 +205,7 @@ fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
         return Finding::warning(
             CHECK,
             format!(
-                "{at}a crash would give the memory of the process, keys included, to `{program}`, which decides what is left \
+                "a crash would give the memory of the process, keys included, to `{program}`, which decides what is left \
                  (core_pattern; there is {limit})"
             ),
             format!(
@@ -222,7 +222,7 @@ fn core_dumps(whose: Whose<'_>, state: &DaemonState) -> Finding {
     Finding::warning(
         CHECK,
         format!(
-            "{at}a crash would leave the memory of the process, keys included, at `{}` (core_pattern; there is {limit})",
+            "a crash would leave the memory of the process, keys included, at `{}` (core_pattern; there is {limit})",
             state.core_pattern
         ),
         remedy,
@@ -257,105 +257,25 @@ mod tests {
 
     #[test]
     fn folders_are_good_small_full_read_only_or_of_another_user() {
-        use FolderUse::{SharedMemory, State};
+        use FolderUse::{SharedMemory as Shm, State};
+        use Level::{Bad, Good, Warning};
+        let (full, quota) = (Some(Errno::NOSPC), Some(Errno::DQUOT));
+        let (fixed, foreign) = (Some(Errno::ROFS), Some(Errno::ACCESS));
+        let (hangs, missing) = (Some(Errno::TIMEDOUT), Some(Errno::NOENT));
         for (usage, free, problem, level, found, to_do) in [
-            (State, GIB, None, Level::Good, "1024 MiB free", ""),
-            (
-                State,
-                1 << 20,
-                None,
-                Level::Warning,
-                "1 MiB free",
-                "make room",
-            ),
-            (
-                State,
-                0,
-                Some(Errno::NOSPC),
-                Level::Bad,
-                "No space left",
-                "make room",
-            ),
-            (
-                State,
-                GIB,
-                Some(Errno::DQUOT),
-                Level::Bad,
-                "quota",
-                "make room",
-            ),
-            (
-                State,
-                GIB,
-                Some(Errno::ROFS),
-                Level::Bad,
-                "Read-only file system",
-                "remount,rw",
-            ),
-            (
-                State,
-                GIB,
-                Some(Errno::ACCESS),
-                Level::Bad,
-                "Permission denied",
-                "chown",
-            ),
-            (
-                State,
-                GIB,
-                Some(Errno::TIMEDOUT),
-                Level::Bad,
-                "does not answer",
-                "the mount of",
-            ),
-            (
-                SharedMemory,
-                GIB,
-                None,
-                Level::Good,
-                "1024 MiB, 1024 MiB free",
-                "",
-            ),
-            (
-                SharedMemory,
-                64 << 20,
-                None,
-                Level::Warning,
-                "64 MiB free",
-                "--shm-size",
-            ),
-            (
-                SharedMemory,
-                0,
-                Some(Errno::NOSPC),
-                Level::Bad,
-                "No space left",
-                "remove what dead",
-            ),
-            (
-                SharedMemory,
-                GIB,
-                Some(Errno::ROFS),
-                Level::Bad,
-                "Read-only",
-                "remount,rw /f",
-            ),
-            (
-                SharedMemory,
-                GIB,
-                Some(Errno::ACCESS),
-                Level::Bad,
-                "Permission",
-                "chmod 1777 /f",
-            ),
-            (
-                SharedMemory,
-                0,
-                Some(Errno::NOENT),
-                Level::Warning,
-                "No such file",
-                "mount a tmpfs",
-            ),
+            (State, GIB, None, Good, "1024 MiB free", ""),
+            (State, 1 << 20, None, Warning, "1 MiB free", "make room"),
+            (State, 0, full, Bad, "No space left", "make room"),
+            (State, GIB, quota, Bad, "quota", "make room"),
+            (State, GIB, fixed, Bad, "Read-only file", "remount,rw"),
+            (State, GIB, foreign, Bad, "Permission denied", "chown"),
+            (State, GIB, hangs, Bad, "does not answer", "the mount of"),
+            (Shm, GIB, None, Good, "1024 MiB, 1024 MiB free", ""),
+            (Shm, 64 << 20, None, Warning, "64 MiB free", "--shm-size"),
+            (Shm, 0, full, Bad, "No space left", "remove what dead"),
+            (Shm, GIB, fixed, Bad, "Read-only", "remount,rw /f"),
+            (Shm, GIB, foreign, Bad, "Permission", "chmod 1777 /f"),
+            (Shm, 0, missing, Warning, "No such file", "mount a tmpfs"),
         ] {
             for whose in [Whose::Here, Whose::Head, Whose::Node("b")] {
                 let state = DaemonState {
@@ -377,7 +297,7 @@ mod tests {
                 let Some(told) = told else { continue };
                 assert_eq!(told.level, level, "{told:?}");
                 assert!(told.found.contains(found), "{told:?}");
-                assert!(told.found.starts_with(&whose.at()), "{told:?}");
+                assert_eq!(told.at, whose.place());
                 assert!(
                     told.remedy.as_deref().unwrap_or_default().contains(to_do),
                     "{told:?}"
@@ -416,7 +336,7 @@ mod tests {
         assert_eq!(judge(Whose::Here, &state(1, Some(0), "core")).len(), 2);
         let text = format!("{:?}", judge(node, &state(0, None, "/cores/%p")));
         for part in [
-            "b: ",
+            r#"at: "b""#,
             "run as root",
             "User=kolo",
             "LimitCORE=0",

@@ -348,7 +348,7 @@ async fn the_shapes_are_those_of_the_document() {
         "cluster": "cluster-0000000000000001", "version": "0.1.0", "uptime_ms": 99, "running_jobs": 2,
         "nodes": [{
             "node": "node-000000000000001e", "hostname": "box", "address": "127.0.0.1:4000",
-            "alive": true, "draining": false, "last_seen_ms": 12, "jobs": ["job-0000000000000014"],
+            "state": "alive", "last_seen_ms": 12, "jobs": ["job-0000000000000014"],
             "total": {"cpus": 1.5, "gpus": 2, "custom": {"fpga": 1.0}},
             "available": {"cpus": 0.0, "gpus": 0, "custom": {}},
         }],

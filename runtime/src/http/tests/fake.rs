@@ -65,9 +65,6 @@ pub(super) fn worker(rank: u32, state: WorkerState, exit: Option<Exit>) -> Worke
 /// Four ranks on two nodes of one hostname.
 pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
     JobInfo {
-        job: id,
-        name: "digits".to_owned(),
-        owner: OWNER,
         state,
         generation: Generation(1),
         workers: (0..4)
@@ -81,11 +78,7 @@ pub(super) fn job(id: JobId, state: JobState) -> JobInfo {
             has_program: true,
         }],
         age_ms: 1234,
-        ended_ms: None,
-        reason: None,
-        rendezvous: None,
-        network: None,
-        membership: None,
+        ..JobInfo::new(id, "digits", OWNER)
     }
 }
 

@@ -414,19 +414,11 @@ impl FakeJob {
             exit: *exit,
         });
         JobInfo {
-            job: self.job,
-            name: String::new(),
-            owner: DriverId(1),
             state: JobState::Stopped,
             generation: Generation(1),
             workers: workers.collect(),
             nodes: self.nodes.clone(),
-            age_ms: 0,
-            ended_ms: None,
-            reason: None,
-            rendezvous: None,
-            network: None,
-            membership: None,
+            ..JobInfo::new(self.job, "", DriverId(1))
         }
     }
 }

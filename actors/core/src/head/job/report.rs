@@ -34,26 +34,19 @@ impl Job {
     /// As [`Job::info`], without all that grows with the number of workers and nodes.
     pub(in crate::head) fn outline(&self, age: Duration) -> JobInfo {
         JobInfo {
-            job: self.id,
-            name: self.spec.name.clone(),
-            owner: self.owner,
             state: self.state,
             generation: if self.phase == Phase::Up {
                 self.generation
             } else {
                 Generation(0)
             },
-            workers: Vec::new(),
-            nodes: Vec::new(),
             age_ms: age.as_millis() as u64,
-            ended_ms: None,
             reason: self.ending.as_ref().map(|ending| ending.reason.clone()),
             rendezvous: match self.rendezvous {
                 Rendezvous::Open(address) if !self.finished => Some(address),
                 _ => None,
             },
-            network: None,
-            membership: None,
+            ..JobInfo::new(self.id, self.spec.name.clone(), self.owner)
         }
     }
 

@@ -207,11 +207,11 @@ fn s2_each_request_is_checked_against_the_role() {
     let node = world.connect(Role::Node, NodeId(1), good);
     let own = || HeadRequest::Register(introduction(1, 1));
     for (caller, request, message) in [
-        (driver, own(), "only a node may ask for this, and kolo://"),
+        (driver, own(), "only a node may ask for this, and driver-"),
         (
             driver,
             HeadRequest::Drain,
-            "only a node may ask for this, and kolo://",
+            "only a node may ask for this, and driver-",
         ),
         (HTTP, own(), "only a node may ask for this"),
         (
