@@ -30,10 +30,7 @@ const CRATES: [&str; 12] = [
 
 /// Circles that are still there: the crate, the parent, and the number of its modules in them. A smaller number is to be written
 /// here, and no larger one.
-const LEFT: &[(&str, &str, usize)] = &[
-    ("runtime/src", "cli", 11),
-    ("runtime/src", "cli::run", 8),
-];
+const LEFT: &[(&str, &str, usize)] = &[("runtime/src", "cli", 11), ("runtime/src", "cli::run", 8)];
 
 type Module = Vec<String>;
 

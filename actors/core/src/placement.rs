@@ -142,7 +142,7 @@ impl fmt::Display for Unplaceable {
             Placement::Pack { workers } => {
                 write!(
                     f,
-                    "requested {workers} {} with {} each, available is room for {} on {}",
+                    "requested {workers} {} with {} each: room for {} on {}",
                     if workers == 1 { "worker" } else { "workers" },
                     self.per_worker,
                     self.available,
@@ -153,7 +153,7 @@ impl fmt::Display for Unplaceable {
             Placement::Spread { hosts, slots } => {
                 write!(
                     f,
-                    "requested {hosts} distinct nodes with {slots} workers of {} each, available are {} of {}",
+                    "requested {hosts} nodes with {slots} workers of {} each: {} of {} have room",
                     self.per_worker,
                     self.available,
                     nodes(self.nodes)
@@ -162,24 +162,27 @@ impl fmt::Display for Unplaceable {
             }
         };
         for short in &self.short {
-            write!(f, "; {short}")?;
+            write!(f, "\n  {short}")?;
         }
         if self.more_short > 0 {
-            write!(f, "; {} more have too little of", nodes(self.more_short))?;
+            write!(f, "\n  {} more have too little of", nodes(self.more_short))?;
             for (index, (resource, short)) in self.by_resource.iter().enumerate() {
                 f.write_str(if index == 0 { " " } else { ", " })?;
                 write!(f, "{resource} (on {} in all)", nodes(*short))?;
             }
         }
         if self.is_capped {
-            write!(f, "; a node takes at most {MAX_PER_NODE} workers of a job")?;
+            write!(
+                f,
+                "\n  a node takes at most {MAX_PER_NODE} workers of a job"
+            )?;
         }
         if self.available_when_idle >= needed {
-            f.write_str("; it fits when other jobs have ended")
+            f.write_str("\n  it fits when other jobs have ended")
         } else {
             write!(
                 f,
-                "; without other jobs it would be {}: add nodes or ask for less",
+                "\n  without other jobs it would be {}: add nodes or ask for less",
                 self.available_when_idle
             )
         }

@@ -22,18 +22,24 @@ use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
 const EXAMPLE: &str = "\
-Example: a head for other machines, with a token file for its nodes
-  kolo-head --state-dir /var/lib/kolo --listen 10.0.0.1:7700 --http-listen 10.0.0.1:7701 \\
-      --node-token-file /etc/kolo/node.token
+The head prints one line with its addresses when it is ready. Each flag is also an environment variable and a key of the \
+file --config; flags go before variables, and these before the file.
 
-Example: the first token for a person, made on the head's machine
-  kolo --head 127.0.0.1:7700 --credentials /var/lib/kolo/admin token create --role driver --uses 1
+Signals:
+  SIGTERM  waits for jobs to end, up to --drain-timeout, then stops those that are left, then the head
+  SIGINT   does not wait; a second signal ends the head at once
+  SIGHUP   renews the certificates and reads the log level again
 
-It prints one line with its addresses when it is ready. SIGTERM waits for jobs to end, up to --drain-timeout, then stops
-those that are left, then the head; SIGINT does not wait; a second signal ends it at once. SIGHUP renews its
-certificates and reads the log level again. Each flag is also an environment variable and a key of the file --config;
-flags go before variables, and these before the file.
-Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings.";
+Exit codes:
+  0  stopped
+  1  failed
+  2  wrong arguments or settings
+
+Examples:
+  kolo-head --state-dir /var/lib/kolo --listen 10.0.0.1:7700 --node-token-file node.token
+
+  # The first token for a person, made on the head's machine
+  kolo --head 127.0.0.1:7700 --credentials /var/lib/kolo/admin token create --role driver";
 
 /// The head of a kolo cluster: nodes register with it, drivers submit jobs to it.
 #[derive(Debug, Parser)]
@@ -246,7 +252,7 @@ mod tests {
         Args::command().debug_assert();
         let help = Args::command().render_long_help().to_string();
         assert!(
-            help.contains("Example:") && help.contains("Exit codes:"),
+            help.contains("Examples:") && help.contains("Exit codes:"),
             "{help}"
         );
     }

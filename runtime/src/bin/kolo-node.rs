@@ -25,18 +25,26 @@ use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
 const EXAMPLE: &str = "\
-Example: a node that joins with a token at its first start, and keeps its identity
-  kolo-node --head 10.0.0.1:7700 --token-file /etc/kolo/node.token --state-dir /var/lib/kolo-node
+The node prints one line with its id and address when the head has registered it. When the head goes away, workers run on as \
+long as their driver is there (see --orphan-timeout), and the node registers again when the head is back. The workers end with \
+the node in any case.
 
-Example: a node with declared resources
-  kolo-node --head head.example:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1
+Each flag is also an environment variable and a key of the file --config; flags go before variables, and these before the file.
 
-It prints one line with its id and address when the head has registered it. SIGTERM or SIGUSR1 takes no more jobs and waits for
-those that are there, up to --drain-timeout, then ends those that are left, then the node; SIGINT does not wait; a second
-signal ends it at once. Its workers end with it in any case. When the head goes away, workers run on as long
-as their driver is there (see --orphan-timeout), and the node registers again when the head is back. SIGHUP reads the identity and the log level again. Each flag is also an
-environment variable and a key of the file --config; flags go before variables, and these before the file.
-Exit codes: 0 stopped, 1 failed, 2 wrong arguments or settings, 3 revoked by an administrator.";
+Signals:
+  SIGTERM  takes no more jobs and waits for those that are there, up to --drain-timeout, then ends those that are left, then the node; SIGUSR1 is the same
+  SIGINT   does not wait; a second signal ends the node at once
+  SIGHUP   reads the identity and the log level again
+
+Exit codes:
+  0  stopped
+  1  failed
+  2  wrong arguments or settings
+  3  revoked by an administrator
+
+Examples:
+  kolo-node --head 10.0.0.1:7700 --token-file node.token --state-dir /var/lib/kolo-node
+  kolo-node --head head:7700 --state-dir /var/lib/kolo-node --cpus 16 --gpus 2 --resource fpga=1";
 
 /// Exit code of a node that was put out of the cluster: to start it again would change nothing.
 const REVOKED: u8 = 3;
@@ -385,7 +393,7 @@ mod tests {
         Args::command().debug_assert();
         let help = Args::command().render_long_help().to_string();
         assert!(
-            help.contains("Example:") && help.contains("Exit codes:"),
+            help.contains("Examples:") && help.contains("Exit codes:"),
             "{help}"
         );
     }

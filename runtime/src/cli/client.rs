@@ -12,7 +12,7 @@ use kolo_transport::credentials::Credentials;
 use kolo_transport::endpoint::{ConnectError, Endpoint, EndpointConfig, Expect};
 use kolo_transport::ids::JobId;
 use kolo_transport::runtime::TransportRuntime;
-use kolo_transport::session::{CloseCode, Connection};
+use kolo_transport::session::Connection;
 use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeInfo, PlacedNode};
 
 use super::error::CliError;

@@ -5,6 +5,7 @@ use clap::CommandFactory as _;
 use super::args::{Args, Completions, Man, Shell};
 use super::error::CliError;
 use super::output::Output;
+use crate::settings::{MANUAL, manual};
 
 pub(super) fn completions(options: &Completions, out: &mut Output<'_>) -> Result<(), CliError> {
     let shell = match options.shell {
@@ -18,18 +19,49 @@ pub(super) fn completions(options: &Completions, out: &mut Output<'_>) -> Result
 }
 
 pub(super) fn manual(options: &Man, out: &mut Output<'_>) -> Result<(), CliError> {
-    let dir = &options.dir;
-    let failed = |error| CliError::File {
-        path: dir.clone(),
-        error,
+    let write = |name: &str, section: &str, text: &str| {
+        let dir = options.dir.join(format!("man{section}"));
+        let path = dir.join(format!("{name}.{section}"));
+        let written = std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text));
+        written.map_err(|error| CliError::File { path, error })
     };
-    std::fs::create_dir_all(dir).map_err(failed)?;
-    clap_mangen::generate_to(Args::command(), dir).map_err(failed)?;
+    let mut command = Args::command().disable_help_subcommand(true);
+    command.build();
+    let daemons = ["kolo-head", "kolo-node"].map(|name| (name, of_daemon(name)));
+    let there = daemons.iter().filter(|(_, page)| page.is_some());
+    let also: Vec<String> = there.map(|(name, _)| format!("{name}(8)")).collect();
+    let mut left = vec![(&command, also)];
+    while let Some((command, also)) = left.pop() {
+        let name = manual::name(command);
+        let page = manual::page(command, "1", &also).map_err(CliError::Output)?;
+        write(&name, "1", &page)?;
+        let parent = vec![format!("{name}(1)")];
+        left.extend(command.get_subcommands().map(|sub| (sub, parent.clone())));
+    }
+    for (name, page) in daemons {
+        match page {
+            Some(page) => write(name, "8", &page)?,
+            None => out.line(&format!(
+                "there is no {name} beside kolo, so that its page is missing"
+            ))?,
+        }
+    }
+    let dir = options.dir.display();
     out.line(&format!(
-        "the pages are in {}; `man {}` shows the first",
-        dir.display(),
-        dir.join("kolo.1").display()
+        "the pages are in {dir}; `man -M {dir} kolo` shows the first"
     ))
+}
+
+/// The page of a daemon whose program stands beside this one.
+fn of_daemon(name: &str) -> Option<String> {
+    let program = std::env::current_exe().ok()?.with_file_name(name);
+    let printed = std::process::Command::new(program)
+        .arg(format!("--{MANUAL}"))
+        .stderr(std::process::Stdio::null())
+        .output()
+        .ok()?;
+    let page = printed.status.success().then_some(printed.stdout)?;
+    String::from_utf8(page).ok()
 }
 
 #[cfg(test)]
@@ -50,12 +82,17 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let man = Man {
-            dir: dir.path().join("man1"),
+            dir: dir.path().join("man"),
         };
         manual(&man, &mut Output::new(&mut Vec::new(), Screen::default())).unwrap();
-        for page in ["kolo.1", "kolo-run.1", "kolo-node-drain.1"] {
-            let text = std::fs::read_to_string(man.dir.join(page)).unwrap();
-            assert!(text.contains(".TH"), "{page}");
+        for page in ["kolo", "kolo-run", "kolo-node-drain", "kolo-man"] {
+            let path = man.dir.join(format!("man1/{page}.1"));
+            let text = std::fs::read_to_string(path).unwrap();
+            assert!(text.starts_with(".ie"), "{text}");
+            for part in [".TH", "SYNOPSIS", "EXAMPLES"] {
+                assert!(text.contains(part), "{page} has no {part}: {text}");
+            }
+            assert!(!text.contains(['`', '…']), "{page}: {text}");
         }
     }
 }

@@ -100,13 +100,19 @@ pub(super) struct SshArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) ssh_identity_file: Option<PathBuf>,
     /// ssh_config to use in place of the user's and the system's
-    #[arg(long, value_name = "FILE", env = "KOLO_SSH_CONFIG_FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "KOLO_SSH_CONFIG_FILE",
+        hide_env_values = true
+    )]
     pub(super) ssh_config_file: Option<PathBuf>,
     /// The ssh client
     #[arg(
         long,
         value_name = "PROGRAM",
         env = "KOLO_SSH_PROGRAM",
+        hide_env_values = true,
         default_value = "ssh"
     )]
     pub(super) ssh_program: PathBuf,
@@ -124,6 +130,7 @@ pub(super) struct SshArgs {
         long,
         value_name = "FILE",
         env = "KOLO_NODE_PROGRAM",
+        hide_env_values = true,
         conflicts_with = "remote_program"
     )]
     pub(super) node_program: Option<PathBuf>,

@@ -19,14 +19,17 @@ use crate::http::dto;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) const EXAMPLES: &str = "\
-Example:
+Each node tries the next one on every address. An address counts if that node itself answers there, over QUIC with mutual \
+TLS, and if the packets come from the interface of the same name.
+
+Exit codes:
+  0  the nodes are connected
+  1  they are not; other codes are as `kolo --help` says
+
+Examples:
   kolo interfaces
   kolo interfaces --nodes a,b,c --interfaces eth1 --no-cache
-  kolo interfaces --job job-3f0a --format json
-
-Each node tries the next one on every address. An address counts if that node itself answers there, over QUIC with mutual
-TLS, and if the packets come from the interface of the same name.
-Exit codes: 0 the nodes are connected, 1 they are not, others as `kolo --help` says.";
+  kolo interfaces --job job-3f0a --format json";
 
 #[derive(Debug, ClapArgs)]
 #[allow(clippy::struct_field_names)] // they are the names of the flags

@@ -15,6 +15,7 @@ mod ids;
 mod interfaces;
 mod login;
 mod logs;
+mod mistakes;
 mod node;
 mod output;
 mod plan;
@@ -31,7 +32,6 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser};
 use kolo_transport::descriptors::make_room;
 
@@ -40,7 +40,7 @@ use error::CliError;
 use output::Output;
 pub use output::Screen;
 
-use crate::settings::{in_words, nearest};
+use crate::settings::in_words;
 
 /// Descriptors that a command needs for its connections; what it starts needs more.
 const DESCRIPTORS: u64 = 24;
@@ -69,13 +69,14 @@ pub fn run(
         Err(message) => return tell(err, &CliError::Usage(message), screen),
     };
     let is_run = run::is_run(&line, &Args::command());
+    let line = if is_run { line } else { mistakes::joined(line) };
     let args = match Args::try_parse_from(&line) {
         Ok(args) => args,
         Err(error) => {
             if let Some(known) = run::elsewhere(&error).filter(|_| is_run) {
                 return tell(err, &known, screen);
             }
-            return wrong_line(err, suggested(error), screen);
+            return wrong_line(err, mistakes::explained(error), screen);
         }
     };
     let result = dispatch(args, line, &mut Output::new(out, screen)).and_then(|code| {
@@ -117,33 +118,6 @@ fn wrong_line(err: &mut dyn Write, error: clap::Error, screen: Screen) -> u8 {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
         Err(_) => error::FAILURE,
     }
-}
-
-/// Names the command that may have been meant where clap finds none that is like the word: `rnu`. Of an unknown option clap says how
-/// to pass it on as a value, which nobody wants.
-fn suggested(mut error: clap::Error) -> clap::Error {
-    error.remove(ContextKind::TrailingArg);
-    let passes_on = |value: &ContextValue| match value {
-        ContextValue::StyledStrs(tips) => tips
-            .iter()
-            .any(|tip| tip.to_string().contains("as a value")),
-        _ => false,
-    };
-    if error.get(ContextKind::Suggested).is_some_and(passes_on) {
-        error.remove(ContextKind::Suggested);
-    }
-    if error.kind() == ErrorKind::InvalidSubcommand
-        && error.get(ContextKind::SuggestedSubcommand).is_none()
-        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
-    {
-        let command = Args::command();
-        let names = command.get_subcommands().map(clap::Command::get_name);
-        if let Some(name) = nearest(word, names) {
-            let names = ContextValue::Strings(vec![name.to_owned()]);
-            error.insert(ContextKind::SuggestedSubcommand, names);
-        }
-    }
-    error
 }
 
 fn dispatch(args: Args, line: Vec<OsString>, out: &mut Output<'_>) -> Result<u8, CliError> {

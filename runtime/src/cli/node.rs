@@ -26,11 +26,11 @@ pub(super) struct Node {
 enum NodeCommand {
     /// Give a node no new work, and let elastic jobs leave the node at their next commit
     #[command(
-        after_help = "Example:\n  kolo node drain host7 --deadline 10m\n\nJobs that never change their members stay until they end. `kolo status` shows what is left."
+        after_help = "Jobs that never change their members stay until they end. `kolo status` shows what is left.\n\nExamples:\n  kolo node drain host7 --deadline 10m"
     )]
     Drain(Drain),
     /// Let a drained node take work again
-    #[command(after_help = "Example:\n  kolo node undrain host7")]
+    #[command(after_help = "Examples:\n  kolo node undrain host7")]
     Undrain {
         /// Hostname of the node, or its id or a start of it
         #[arg(value_name = "NODE")]

@@ -1,6 +1,6 @@
 //! `kolo plan`.
 
-use kolo_core::plan::{plan_hosts, plan_ranks};
+use kolo_core::plan::{PlanRow, plan_hosts, plan_ranks};
 
 use super::args::{Format, Plan};
 use super::error::CliError;
@@ -34,13 +34,17 @@ pub(super) fn run(options: &Plan, format: Format, out: &mut Output<'_>) -> Resul
     if format == Format::Json {
         return out.json(&rows);
     }
-    let rows: Vec<[Cell; 7]> = rows
+    table(&rows, out)
+}
+
+/// The ranks, each in a line.
+pub(super) fn table(rows: &[PlanRow], out: &mut Output<'_>) -> Result<(), CliError> {
+    let rows: Vec<[Cell; 6]> = rows
         .iter()
         .map(|row| {
             [
-                row.host.clone(),
                 row.rank.to_string(),
-                row.size.to_string(),
+                row.host.clone(),
                 row.local_rank.to_string(),
                 row.local_size.to_string(),
                 row.cross_rank.to_string(),
@@ -50,9 +54,8 @@ pub(super) fn run(options: &Plan, format: Format, out: &mut Output<'_>) -> Resul
         })
         .collect();
     let header = [
-        "HOST",
         "RANK",
-        "SIZE",
+        "HOST",
         "LOCAL_RANK",
         "LOCAL_SIZE",
         "CROSS_RANK",

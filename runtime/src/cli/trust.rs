@@ -30,28 +30,26 @@ pub(super) struct Token {
 enum TokenCommand {
     /// Make a token with which nodes or drivers join; it is shown this once
     #[command(
-        after_help = "Example:\n  kolo token create --role node --ttl 1h --uses 10 --out node.token\n  kolo --credentials /var/lib/kolo/admin token create --role driver --uses 1 > driver.token"
+        after_help = "Examples:\n  kolo token create --role node --ttl 1h --uses 10 --out node.token\n  kolo --credentials /var/lib/kolo/admin token create --role driver --uses 1 > driver.token"
     )]
     Create(Create),
     /// Show all tokens, without their secrets
-    #[command(after_help = "Example:\n  kolo token list")]
+    #[command(after_help = "Examples:\n  kolo token list")]
     List,
     /// End a token; those that have joined with it stay
-    #[command(after_help = "Example:\n  kolo token revoke token-3f0a9b12")]
+    #[command(after_help = "Examples:\n  kolo token revoke token-3f0a9b12")]
     Revoke(RevokeToken),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum JoinRole {
-    /// For `kolo-node --token-file`
     Node,
-    /// For `kolo login --token-file`
     Driver,
 }
 
 #[derive(Debug, ClapArgs)]
 struct Create {
-    /// Who joins with it
+    /// Who joins with it, by --token-file: a node by `kolo-node`, or a driver by `kolo login`
     #[arg(long, value_enum, default_value_t = JoinRole::Node)]
     role: JoinRole,
     /// How long it is valid, up to 366d
@@ -77,7 +75,7 @@ struct RevokeToken {
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Revoke {
-    /// Hostname of a node, or the id of a node or driver, `node-…` or `driver-…`, or an unambiguous start of one that the head has
+    /// Hostname of a node, or the id of a node or driver, node-ID or driver-ID, or an unambiguous start of one that the head has
     /// seen
     #[arg(value_name = "ID")]
     member: String,
@@ -320,8 +318,7 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
         });
     } else {
         return Err(CliError::Usage(format!(
-            "`{text}` is not the hostname of one node, and no id; expected a hostname that `kolo status` shows once, `node-…` or \
-             `driver-…`"
+            "`{text}` is not the hostname of one node, and no id; expected a hostname that `kolo status` shows once, node-ID or driver-ID"
         )));
     };
     let whole = role.to_string().len() + 1 + 16;

@@ -94,10 +94,7 @@ fn locate(
             )),
             Judgement::Directory => Err(not_executable(&path, "it is a directory")),
             Judgement::NoFile => Err(not_executable(&path, "it is no file")),
-            Judgement::NotExecutable => Err(not_executable(
-                &path,
-                "it has no execute permission (chmod +x)",
-            )),
+            Judgement::NotExecutable => Err(not_permitted(&path, name)),
             Judgement::Other(error) => Err(not_executable(&path, &error.to_string())),
         };
     }
@@ -108,8 +105,8 @@ fn locate(
         .or(own_path)
         .unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));
     let mut refused = None;
+    let here = cwd.unwrap_or(Path::new("."));
     for dir in std::env::split_paths(&search) {
-        let here = cwd.unwrap_or(Path::new("."));
         // An empty entry is the current directory.
         let path = here.join(dir).join(name);
         match judge(&path) {
@@ -121,21 +118,28 @@ fn locate(
         }
     }
     match refused {
-        Some(path) => Err(not_executable(
-            &path,
-            "it has no execute permission (chmod +x)",
-        )),
-        None => Err(Refusal::new(
-            RefusalKind::NoProgram,
-            format!(
-                "the program `{name}` is not in PATH ({})",
-                String::from_utf8_lossy(search.as_bytes())
-            ),
-        )),
+        Some(path) => Err(not_permitted(&path, name)),
+        None => {
+            let file = here.join(name);
+            let instead = match judge(&file) {
+                Judgement::Good => format!("; write `./{name}` to run the file"),
+                Judgement::NotExecutable => match interpreter_of(&file) {
+                    Some(by) => format!("; write `{by} {name}` to run the file"),
+                    None => "; the file of that name has no execute permission".to_owned(),
+                },
+                _ => String::new(),
+            };
+            Err(Refusal::new(
+                RefusalKind::NoProgram,
+                format!("the program `{name}` is not in PATH{instead}"),
+            ))
+        }
     }
 }
 
 fn not_executable(path: &Path, reason: &str) -> Refusal {
+    // Without the `.` of `./run`.
+    let path: PathBuf = path.components().collect();
     Refusal::new(
         RefusalKind::NotExecutable,
         format!(
@@ -143,6 +147,35 @@ fn not_executable(path: &Path, reason: &str) -> Refusal {
             path.display()
         ),
     )
+}
+
+fn not_permitted(path: &Path, name: &str) -> Refusal {
+    let remedy = match interpreter_of(path) {
+        Some(by) => format!("write `{by} {name}`, or allow it by chmod +x"),
+        None => "allow it by chmod +x".to_owned(),
+    };
+    not_executable(path, &format!("it has no execute permission; {remedy}"))
+}
+
+/// The program that runs a script, by its first line or else by its name.
+fn interpreter_of(path: &Path) -> Option<String> {
+    let mut first = [0; FIRST_LINE];
+    let filled = std::fs::File::open(path).and_then(|mut file| file.read(&mut first));
+    let text = String::from_utf8_lossy(&first[..filled.unwrap_or(0)]).into_owned();
+    if let Some(line) = text.strip_prefix("#!") {
+        let mut words = line.lines().next()?.split_whitespace();
+        let word = words.next()?;
+        let by = match word.rsplit('/').next()? {
+            "env" => words.next()?,
+            by => by,
+        };
+        return Some(by.to_owned());
+    }
+    match path.extension()?.to_str()? {
+        "py" => Some("python3".to_owned()),
+        "sh" => Some("sh".to_owned()),
+        _ => None,
+    }
 }
 
 /// Whether the kernel will take it for a program, as far as that can be seen: so that it is one clear refusal, and not
@@ -319,10 +352,34 @@ mod tests {
 
         let (kind, message) = refused(&installed("run", Some("/nowhere:/nirgends"), None));
         assert_eq!(kind, RefusalKind::NoProgram);
-        assert_eq!(
-            message,
-            "the program `run` is not in PATH (/nowhere:/nirgends)"
-        );
+        assert_eq!(message, "the program `run` is not in PATH");
+        std::fs::write(one.join("train.py"), "print()").unwrap();
+        std::fs::write(one.join("sum.py"), "#!/usr/bin/env pypy3 -u\n").unwrap();
+        std::fs::write(one.join("data"), "1 2 3").unwrap();
+        for (name, dir, said) in [
+            (
+                "train.py",
+                &one,
+                "is not in PATH; write `python3 train.py` to run the file",
+            ),
+            (
+                "./train.py",
+                &one,
+                "permission; write `python3 ./train.py`, or",
+            ),
+            ("sum.py", &one, "; write `pypy3 sum.py` to run the file"),
+            (
+                "data",
+                &one,
+                "; the file of that name has no execute permission",
+            ),
+            ("./data", &one, "permission; allow it by chmod +x"),
+            ("run", &two, "; write `./run` to run the file"),
+        ] {
+            let (_, message) = refused(&installed(name, Some("/nowhere"), Some(dir)));
+            assert!(message.contains(said), "{name}: {message}");
+            assert!(!message.contains("/./"), "{message}");
+        }
         let (kind, message) = refused(&installed("/nowhere/run", None, None));
         assert_eq!(kind, RefusalKind::NoProgram);
         assert_eq!(message, "the program `/nowhere/run` does not exist");

@@ -15,6 +15,7 @@
 
 mod file;
 pub mod logging;
+pub(crate) mod manual;
 pub mod size;
 
 use std::ffi::OsString;
@@ -34,9 +35,10 @@ pub(crate) use self::file::nearest;
 const CONFIG: &str = "config";
 const PRINT: &str = "print-config";
 const CHECK: &str = "check-config";
+pub(crate) const MANUAL: &str = "print-man";
 
 /// Flags that are no settings.
-const NO_SETTINGS: [&str; 5] = ["help", "version", CONFIG, PRINT, CHECK];
+const NO_SETTINGS: [&str; 6] = ["help", "version", CONFIG, PRINT, CHECK, MANUAL];
 
 /// Exit code for settings that are wrong.
 const WRONG: u8 = 2;
@@ -130,6 +132,7 @@ fn key_of(long: &str) -> String {
 pub fn command<A: CommandFactory>(daemon: Daemon) -> Command {
     let prefix = daemon.prefix;
     A::command()
+        .term_width(help_width())
         .mut_args(|arg| {
             if !is_setting(&arg) {
                 return arg;
@@ -139,6 +142,7 @@ pub fn command<A: CommandFactory>(daemon: Daemon) -> Command {
             } else {
                 arg
             };
+            let arg = arg.hide_env_values(true);
             match (arg.get_env(), arg.get_long()) {
                 (None, Some(long)) => {
                     let variable = format!("{prefix}_{}", key_of(long).to_ascii_uppercase());
@@ -167,6 +171,13 @@ pub fn command<A: CommandFactory>(daemon: Daemon) -> Command {
                 .action(ArgAction::SetTrue)
                 .conflicts_with(PRINT)
                 .help("Check all settings and do nothing else"),
+        )
+        .arg(
+            Arg::new(MANUAL)
+                .long(MANUAL)
+                .action(ArgAction::SetTrue)
+                .exclusive(true)
+                .help("Print the manual page; `kolo man` writes those of all commands"),
         )
 }
 
@@ -352,6 +363,22 @@ pub fn start<A: CommandFactory + FromArgMatches>(
         writeln!(std::io::stderr(), "{}: {message}", daemon.name).ok();
         ExitCode::from(WRONG)
     };
+    let print = |text: &str| match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => complain(&format!("it can't be printed: {error}")),
+    };
+    if args
+        .get(1)
+        .is_some_and(|arg| *arg == *format!("--{MANUAL}"))
+    {
+        let mut command = command::<A>(daemon);
+        command.build();
+        let page = manual::page(&command, "8", &["kolo(1)".to_owned()]);
+        return Err(match page {
+            Ok(page) => print(&page),
+            Err(error) => complain(&error.to_string()),
+        });
+    }
     let loaded = match load::<A>(daemon, &args) {
         Ok(loaded) => loaded,
         Err(LoadError::Arguments(error)) => {
@@ -379,9 +406,15 @@ pub fn start<A: CommandFactory + FromArgMatches>(
         Action::Print => loaded.render(),
         Action::Check => format!("{}: the settings are good\n", daemon.name),
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => Err(ExitCode::SUCCESS),
-        Err(error) => Err(complain(&format!("the settings can't be printed: {error}"))),
+    Err(print(&text))
+}
+
+/// The columns that help is written in: those of the terminal, at most 100, and 80 where there is none.
+pub(crate) fn help_width() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    match size.map_or(0, |size| size.ws_col) {
+        0 => 80,
+        columns => usize::from(columns).min(100),
     }
 }
 

@@ -37,7 +37,11 @@ impl Ran {
         assert_eq!((self.code, self.out.as_str()), (code, ""), "{self:?}");
         let line = self.err.strip_suffix('\n').unwrap_or(&self.err);
         let line = line.replacen("\n      ", "; ", 1);
-        assert!(!line.contains('\n'), "too many lines: {line}");
+        let mut more = line.lines().skip(1);
+        assert!(
+            more.all(|line| line.starts_with("  ")),
+            "not one message: {line}"
+        );
         line.strip_prefix("kolo: ")
             .unwrap_or_else(|| panic!("{line}"))
             .to_owned()

@@ -9,13 +9,13 @@ fn hosts_are_filled_in_order() {
     assert_eq!(
         kolo(&["plan", "--hosts", "a:2,b:1,c:3"]).good(),
         "\
-HOST  RANK  SIZE  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
-a     0     6     0           2           0           3
-a     1     6     1           2           0           2
-b     2     6     0           1           1           3
-c     3     6     0           3           2           3
-c     4     6     1           3           1           2
-c     5     6     2           3           0           1
+RANK  HOST  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
+0     a     0           2           0           3
+1     a     1           2           0           2
+2     b     0           1           1           3
+3     c     0           3           2           3
+4     c     1           3           1           2
+5     c     2           3           0           1
 "
     );
 }
@@ -25,11 +25,11 @@ fn a_maximum_cuts_a_host_and_its_local_size() {
     assert_eq!(
         kolo(&["plan", "--hosts", "a:2,b:1,c:3", "--min", "2", "--max", "4"]).good(),
         "\
-HOST  RANK  SIZE  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
-a     0     4     0           2           0           3
-a     1     4     1           2           0           1
-b     2     4     0           1           1           3
-c     3     4     0           1           2           3
+RANK  HOST  LOCAL_RANK  LOCAL_SIZE  CROSS_RANK  CROSS_SIZE
+0     a     0           2           0           3
+1     a     1           2           0           1
+2     b     0           1           1           3
+3     c     0           1           2           3
 "
     );
 }
@@ -154,10 +154,11 @@ fn a_wrong_command_line_ends_with_2() {
     for (args, parts) in [
         (
             &["run", "-n", "abc", "true"][..],
-            ["'abc'", "expected a whole number from 0"],
+            ["'abc'", "expected a whole number from 1 to 16384"],
         ),
         (&["rnu", "-n", "2", "true"], ["'rnu'", "'run'"]),
         (&["job"], ["'job'", "'jobs'"]),
+        (&["top"], ["'top'", "kolo jobs --watch"]),
         (
             &["stop", "job-1", "--timeout", "x"],
             ["'x'", "such as 250ms, 5s"],
@@ -175,8 +176,10 @@ fn shells_and_man_learn_the_command_line() {
     assert!(script.contains("complete ") && script.contains("--nproc-per-node"));
     let dir = tempfile::tempdir().unwrap();
     let text = kolo(&["man", dir.path().to_str().unwrap()]).good();
-    assert!(text.contains("kolo.1"), "{text}");
-    assert!(dir.path().join("kolo-logs.1").exists());
+    assert!(text.contains("man -M "), "{text}");
+    for page in ["man1/kolo-logs.1", "man8/kolo-head.8", "man8/kolo-node.8"] {
+        assert!(dir.path().join(page).exists(), "{page}: {text}");
+    }
 }
 
 #[test]
@@ -186,7 +189,7 @@ fn the_help_says_what_the_exit_codes_mean() {
         help.starts_with("Run any program on many machines"),
         "{help}"
     );
-    for part in ["Exit codes:", "KOLO_HEAD", "Example:"] {
+    for part in ["Exit codes:", "KOLO_HEAD", "Examples:"] {
         assert!(help.contains(part), "{help}");
     }
     assert!(kolo(&["--version"]).good().starts_with("kolo 0."));

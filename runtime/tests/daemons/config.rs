@@ -85,11 +85,13 @@ fn settings(program: &str) -> Vec<Setting> {
     let help = run(program, &["-h".to_owned()], &[]);
     let help = String::from_utf8(help.stdout).unwrap();
     let options = help.split("Options:").nth(1).unwrap();
-    let options = options.split("\nExample:").next().unwrap();
+    let options = options.split("\n\n").next().unwrap();
     let mut blocks: Vec<String> = Vec::new();
     for line in options.lines() {
         let text = line.trim();
-        if text.starts_with("--") || text.starts_with("-h,") || text.starts_with("-V,") {
+        // A flag stands further left than lines that go on, which may begin with the name of another one.
+        let indent = line.len() - line.trim_start().len();
+        if indent <= 6 && text.starts_with('-') {
             blocks.push(text.to_owned());
         } else if let Some(block) = blocks.last_mut() {
             block.push(' ');
@@ -104,9 +106,14 @@ fn settings(program: &str) -> Vec<Setting> {
         .iter()
         .filter(|block| block.starts_with("--"))
         .filter(|block| {
-            ["--config", "--print-config", "--check-config"]
-                .iter()
-                .all(|other| block.split_whitespace().next() != Some(other))
+            [
+                "--config",
+                "--print-config",
+                "--check-config",
+                "--print-man",
+            ]
+            .iter()
+            .all(|other| block.split_whitespace().next() != Some(other))
         })
         .map(|block| {
             let flag = block

@@ -94,14 +94,14 @@ fn every_worker_has_its_ranks_and_its_lines_have_a_prefix() {
     assert_eq!(
         sorted(&out.stdout),
         [
-            "[0]<stdout>:0/3 0/3 0/3 0 0",
-            "[1]<stdout>:1/3 1/3 1/3 0 1",
-            "[2]<stdout>:2/3 2/3 2/3 0 2"
+            "[0]<stdout>: 0/3 0/3 0/3 0 0",
+            "[1]<stdout>: 1/3 1/3 1/3 0 1",
+            "[2]<stdout>: 2/3 2/3 2/3 0 2"
         ]
     );
     assert_eq!(
         sorted(&out.stderr),
-        ["[0]<stderr>:bad", "[1]<stderr>:bad", "[2]<stderr>:bad"]
+        ["[0]<stderr>: bad", "[1]<stderr>: bad", "[2]<stderr>: bad"]
     );
 }
 
@@ -206,7 +206,7 @@ fn output_files_have_the_very_bytes_and_are_never_written_over() {
     for _ in 0..2 {
         let out = output(script(kolo(), &options, script_text));
         assert_eq!(code(&out), 0, "{out:?}");
-        assert_eq!(out.stdout, b"[1]<stdout>:a\xff\r\n[1]<stdout>:no end 1");
+        assert_eq!(out.stdout, b"[1]<stdout>: a\xff\r\n[1]<stdout>: no end 1");
     }
     let jobs: Vec<_> = std::fs::read_dir(&folder)
         .unwrap()
@@ -257,7 +257,7 @@ fn input_goes_to_rank_0_and_to_nobody_else() {
 
     let mut command = script(kolo(), &["-n", "1", "--no-stdin"], "cat; echo nothing");
     let out = command.stdin(Stdio::piped()).output().unwrap();
-    assert_eq!(text(&out.stdout), "[0]<stdout>:nothing\n");
+    assert_eq!(text(&out.stdout), "[0]<stdout>: nothing\n");
 }
 
 /// 100 MB from four ranks, to a reader that begins late: every line whole, in order, none twice.
@@ -275,7 +275,7 @@ fn a_flood_of_output_comes_whole() {
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).unwrap() > 0 {
         let rank = usize::from(line[1] - b'0');
-        let expected = format!("[{rank}]<stdout>:rank {rank} line {:085}\n", next[rank]);
+        let expected = format!("[{rank}]<stdout>: rank {rank} line {:085}\n", next[rank]);
         assert!(line == expected.as_bytes(), "{}", text(&line));
         hashes[rank] = hashes[rank].wrapping_mul(31).wrapping_add(next[rank]);
         next[rank] += 1;
@@ -315,7 +315,7 @@ fn a_program_that_can_not_run_is_one_clear_line() {
     let (code, err) = run(&["-n", "2", "no-such-program"]);
     assert_eq!(code, 127);
     assert!(
-        err.starts_with("kolo: the program `no-such-program` is not in PATH ("),
+        err.starts_with("kolo: the program `no-such-program` is not in PATH (on "),
         "{err}"
     );
     let (code, err) = run(&["/nowhere/x"]);
@@ -333,7 +333,14 @@ fn a_program_that_can_not_run_is_one_clear_line() {
     let (code, err) = run(&["--cwd", "/nowhere", "true"]);
     assert_eq!((code, err.contains("--cwd")), (126, true), "{err}");
     let (code, err) = run(&["-n", "0", "true"]);
-    assert_eq!((code, err.contains("--num-proc is 0")), (2, true), "{err}");
+    assert_eq!(
+        (
+            code,
+            err.contains("expected a whole number from 1 to 16384")
+        ),
+        (2, true),
+        "{err}"
+    );
 }
 
 #[test]
@@ -411,7 +418,7 @@ fn a_dry_run_and_options_of_a_file_and_of_other_launchers() {
     let out = run(&["--config-file", file, "-np", "2", "echo", "-np", "9"]);
     assert_eq!(
         sorted(&out.stdout),
-        ["[0]<stdout>:-np 9", "[1]<stdout>:-np 9"]
+        ["[0]<stdout>: -np 9", "[1]<stdout>: -np 9"]
     );
     std::fs::write(file, "num-porc = 3\n").unwrap();
     let out = run(&["--config-file", file, "true"]);
@@ -454,10 +461,10 @@ async fn on_a_cluster_ranks_are_spread_over_its_nodes() {
     assert_eq!(
         sorted(&out.stdout),
         [
-            "[0]<stdout>:0/2 0 passed",
-            "[1]<stdout>:1/2 0 passed",
-            "[2]<stdout>:0/2 1 passed",
-            "[3]<stdout>:1/2 1 passed"
+            "[0]<stdout>: 0/2 0 passed",
+            "[1]<stdout>: 1/2 0 passed",
+            "[2]<stdout>: 0/2 1 passed",
+            "[3]<stdout>: 1/2 1 passed"
         ]
     );
     let command = script(

@@ -189,9 +189,9 @@ async fn on_a_cluster_nodes_of_one_name_are_told_apart() {
     let out = out.await.unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
     let lines = sorted(&out.stdout);
-    assert_eq!(lines[..2], ["[0]<stdout>:one one", "[1]<stdout>:one one"]);
+    assert_eq!(lines[..2], ["[0]<stdout>: one one", "[1]<stdout>: one one"]);
     for (rank, line) in (2..).zip(&lines[2..]) {
-        let start = format!("[{rank}]<stdout>:one-node-");
+        let start = format!("[{rank}]<stdout>: one-node-");
         assert!(line.starts_with(&start) && line.ends_with(" one"), "{line}");
     }
     let mut command = cluster.kolo().unwrap();

@@ -182,19 +182,30 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
         let (code, err) = Running::start(late, &errs[1]).end();
         assert_eq!(code, Some(2), "{err}");
         let lines: Vec<&str> = err.lines().collect();
-        assert!(lines[0].starts_with("kolo: waiting at most 1s for room: requested 2 workers"), "{err}");
+        assert!(
+            lines[0].starts_with("kolo: waiting at most 1s for room: requested 2 workers"),
+            "{err}"
+        );
         assert!(lines[1].starts_with("kolo: requested 2 workers"), "{err}");
         let mut second = Running::start(second, &errs[2]);
-        second.says("kolo: waiting at most 1m for room: requested 2 workers with 1 cpu each, available is room for 0");
+        second.says(
+            "kolo: waiting at most 1m for room: requested 2 workers with 1 cpu each: room for 0",
+        );
         fs::write(&go, "").unwrap();
         assert_eq!(second.lines(2), ["there", "there"], "{}", second.err());
         let (code, err) = second.end();
-        assert_eq!((code, err.matches("waiting").count()), (Some(0), 1), "{err}");
+        assert_eq!(
+            (code, err.matches("waiting").count()),
+            (Some(0), 1),
+            "{err}"
+        );
         assert_eq!(first.end().0, Some(0));
         let (code, err) = Running::start(third, &errs[3]).end();
         assert_eq!(code, Some(124), "{err}");
         for rank in 0..2 {
-            let line = err.lines().find(|line| line.starts_with(&format!("kolo: rank {rank} on a (pid ")));
+            let line = err
+                .lines()
+                .find(|line| line.starts_with(&format!("kolo: rank {rank} on a (pid ")));
             let line = line.unwrap_or_else(|| panic!("{err}"));
             assert!(line.ends_with(&format!("on stdout: step {rank}")), "{err}");
         }

@@ -201,6 +201,12 @@ pub enum SubmitFrame {
     /// From now on an elastic job may use these hosts, in place of [`Elastic::hosts`](super::Elastic::hosts). It leaves nodes that
     /// are not among them, or that have more of its workers than they may, as if they were drained; it looks for room on new ones.
     Hosts(Vec<JobHost>),
+    /// The job has run as long as it may: end it as for [`SubmitFrame::Stop`]. A head that does not know it skips it, so a driver
+    /// sends `Stop` behind it.
+    Overran {
+        /// How long it was allowed to run.
+        limit_ms: u64,
+    },
 }
 
 /// The values of one metric, added up.

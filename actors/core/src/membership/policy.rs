@@ -424,9 +424,6 @@ impl<'a> View<'a> {
         if !late.is_empty() && !is_program {
             reason = format!("{reason}; late: {}", late.join(", "));
         }
-        if let Some(refusal) = self.roster.refusal() {
-            reason = format!("{reason}; no room: {refusal}");
-        }
         for (host, _, why) in self.budget.left_out(self.now).take(LISTED) {
             reason = format!("{reason}; {host} is left out: {why}");
         }
@@ -437,6 +434,10 @@ impl<'a> View<'a> {
         };
         if let Some(lost) = lost {
             reason = format!("{reason}; {lost}");
+        }
+        // Of several lines, the last of which says what to do.
+        if let Some(refusal) = self.roster.refusal() {
+            reason = format!("{reason}; no room: {refusal}");
         }
         decision(Choice::End(End::BelowMin), reason)
     }

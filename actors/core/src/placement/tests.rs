@@ -150,8 +150,8 @@ fn spread_takes_distinct_nodes() {
     );
     assert_eq!(
         place(spread(4, 2), &one, &offers).unwrap_err().to_string(),
-        "requested 4 distinct nodes with 2 workers of 1 cpu each, available are 3 of 4 nodes; \
-         host (node-0000000000000002) has room for 1; cpus free: 1; \
+        "requested 4 nodes with 2 workers of 1 cpu each: 3 of 4 nodes have room\n  \
+         host (node-0000000000000002) has room for 1; cpus free: 1\n  \
          it fits when other jobs have ended"
     );
 }
@@ -165,8 +165,8 @@ fn infeasible_placement_names_what_is_missing_where() {
         place(Placement::Pack { workers: 4 }, &cpus(1000), &offers)
             .unwrap_err()
             .to_string(),
-        "requested 4 workers with 1 cpu each, available is room for 2 on 1 node; \
-         host (node-0000000000000000) has room for 2; cpus free: 2; \
+        "requested 4 workers with 1 cpu each: room for 2 on 1 node\n  \
+         host (node-0000000000000000) has room for 2; cpus free: 2\n  \
          without other jobs it would be 2: add nodes or ask for less"
     );
     let error = place(Placement::Pack { workers: 1 }, &cpus(1000), &[]).unwrap_err();
@@ -209,7 +209,7 @@ fn a_thousand_nodes_are_placed_and_their_shortage_is_summarised() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("; 992 nodes more have too little of fpga (on 1000 nodes in all)"),
+        error.contains("\n  992 nodes more have too little of fpga (on 1000 nodes in all)"),
         "{error}"
     );
     assert!(error.len() < 2000, "{error}");

@@ -14,13 +14,16 @@ use super::error::CliError;
 use super::output::{Cell, Output, Tone, count};
 
 pub(super) const EXAMPLES: &str = "\
-Example:
+Without credentials only this host is looked at.
+
+Exit codes:
+  0  nothing is wrong; there may be warnings
+  1  something is wrong
+
+Examples:
   kolo doctor
   kolo doctor --local --identity /var/lib/kolo-node/identity
-  kolo doctor --format json
-
-Without credentials it looks at this host alone.
-Exit codes: 0 nothing is wrong (there may be warnings), 1 something is.";
+  kolo doctor --format json";
 
 #[derive(Debug, ClapArgs)]
 pub(super) struct Doctor {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::super::args::{number, time, time_within};
+use super::super::args::{number, time, time_within, workers};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
 use super::torchrun::TorchArgs;
 
 pub(crate) const EXAMPLES: &str = "\
-Example:
+Examples:
   kolo run -n 4 python3 train.py
   kolo run -n 8 -H a:4,b:4 --pass-env 'NCCL_*' -- ./train --epochs 3
   KOLO_HEAD=head:7700 kolo run --nnodes 2 --nproc-per-node 4 --output-dir out -- ./train
@@ -41,7 +41,7 @@ pub(crate) struct Run {
         alias = "np",
         alias = "num_proc",
         value_name = "N",
-        value_parser = number,
+        value_parser = workers,
         help_heading = "How many workers"
     )]
     pub(crate) num_proc: Option<u32>,
@@ -101,7 +101,7 @@ pub(crate) struct Run {
     )]
     pub(crate) cwd: Option<PathBuf>,
     /// What stands before each line: text with {rank}, {local_rank}, {host}, {stream}, {time}; or none
-    /// [default: [{rank}]<{stream}>:]
+    /// [default: `[{rank}]<{stream}>: `]
     #[arg(long, value_parser = Prefix::parse, value_name = "TEMPLATE", help_heading = "Output")]
     pub(crate) prefix: Option<Prefix>,
     /// Begin each line with the time

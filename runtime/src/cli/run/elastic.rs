@@ -8,7 +8,7 @@ use kolo_core::env::GLOO_TIMEOUT;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{Cooldown, Elastic, JobSpec, OnChange, Placement};
 
-use super::super::args::{number, time, time_within};
+use super::super::args::{count, number, time, time_within, workers};
 use super::super::error::CliError;
 use super::args::Run;
 use super::layout;
@@ -34,10 +34,10 @@ const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);
 #[command(next_help_heading = "Elastic")]
 pub(crate) struct ElasticArgs {
     /// Fewest workers: the job goes on with as many as there is room for
-    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N", value_parser = number)]
+    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N", value_parser = workers)]
     pub(crate) min_np: Option<u32>,
     /// Most workers [default: as many as -n says]
-    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N", value_parser = number)]
+    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N", value_parser = workers)]
     pub(crate) max_np: Option<u32>,
     /// How often the group is started anew after a worker has failed [default: 3 if its size may change, else 0]; hosts that are
     /// lost, leave or join cost nothing
@@ -57,30 +57,27 @@ pub(crate) struct ElasticArgs {
     #[arg(long, alias = "host_discovery_script", conflicts_with_all = ["hosts", "hostfile", "local", "standalone"], value_name = "COMMAND")]
     pub(crate) host_discovery_script: Option<String>,
     /// Slots of hosts that are printed without
-    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N", value_parser = number)]
+    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N", value_parser = count)]
     pub(crate) slots_per_host: Option<u32>,
-    /// What happens to the workers at a change: restart, all of them, or in-place, for scripts with @hvd.elastic.run
-    /// [default: restart]
-    #[arg(long, value_name = "restart|in-place")]
+    /// What happens at a change: restart stops all workers and starts others; in-place lets workers that are left go on, for scripts
+    /// with @hvd.elastic.run [default: restart]
+    #[arg(long, value_name = "restart|in-place", hide_possible_values = true)]
     pub(crate) on_change: Option<OnChangeArg>,
     /// The protocol of the workers, by its name: as --on-change in-place
-    #[arg(long, value_name = "horovod")]
+    #[arg(long, value_name = "horovod", hide_possible_values = true)]
     pub(crate) elastic: Option<ElasticArg>,
 }
 
-/// The ways of `--on-change`.
+/// The ways of `--on-change`: all workers are stopped and others started, or those that are left go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnChangeArg {
-    /// All workers are stopped, and others started.
     Restart,
-    /// Workers that are left go on.
     InPlace,
 }
 
-/// The protocols of `--elastic`.
+/// The protocols of `--elastic`: that of `hvd.elastic`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ElasticArg {
-    /// That of `hvd.elastic`.
     Horovod,
 }
 
@@ -139,9 +136,7 @@ fn range(options: &Run) -> Result<Option<(u32, u32)>, CliError> {
     match (least.parse(), most.parse()) {
         (Ok(least), Ok(most)) if least == most => Ok(None),
         (Ok(least), Ok(most)) if 0 < least && least < most => Ok(Some((least, most))),
-        _ => usage(format!(
-            "--nnodes is `{given}`; allowed is a number of hosts, or the fewest and the most as 1:4"
-        )),
+        _ => layout::count("nnodes", given).map(|_| None),
     }
 }
 
@@ -160,9 +155,6 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
         return usage(
             "--host-discovery-script is empty; give a command that prints the hosts, HOST or HOST:SLOTS on each line",
         );
-    }
-    if given.slots_per_host == Some(0) {
-        return usage("--slots-per-host is 0; allowed is a whole number from 1 on");
     }
     if looks_for_hosts
         && options.num_proc.is_none()

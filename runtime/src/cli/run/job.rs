@@ -167,8 +167,8 @@ pub(crate) async fn run(
                     continue;
                 }
                 job.outcome.timed_out = job.request.limit;
-                let limit = Span(job.request.limit.unwrap_or_default());
-                say(&format!("the job has run for {limit}, which is its --timeout, and is ended"));
+                let told = job.request.limit.map(report::overran);
+                say(&format!("{}, and is ended", told.unwrap_or_default()));
                 surveying.spawn_on(survey(Arc::clone(link), job.outcome.job), link.runtime.handle());
             }
             Some(told) = surveying.join_next(), if !surveying.is_empty() => {
@@ -298,6 +298,10 @@ impl<'a> Job<'a> {
         if !std::mem::replace(&mut self.ending, true) {
             self.deadline = Some(self.ended_by());
         }
+        if let Some(limit) = self.outcome.timed_out {
+            let limit_ms = limit.as_millis() as u64;
+            self.tell(&SubmitFrame::Overran { limit_ms }).await?;
+        }
         self.tell(&SubmitFrame::Stop).await
     }
 
@@ -313,12 +317,12 @@ impl<'a> Job<'a> {
     ) -> Result<ControlFlow<()>, CliError> {
         match event {
             JobEvent::Placed { job, nodes } => self.placed(job, Arc::new(nodes)).await,
-            JobEvent::Healthy { table, nodes } => self.runs(table, &nodes, still).await?,
-            JobEvent::Generation { table, nodes, fall } => {
+            JobEvent::Healthy { table, .. } => self.runs(table, still).await?,
+            JobEvent::Generation { table, fall, .. } => {
                 for line in fall.iter().flat_map(|fall| report::fall(fall)) {
                     say(&line);
                 }
-                self.runs(table, &nodes, still).await?;
+                self.runs(table, still).await?;
             }
             JobEvent::Fell {
                 why,
@@ -379,6 +383,11 @@ impl<'a> Job<'a> {
     /// Takes the output of nodes.
     async fn placed(&mut self, job: JobId, nodes: Arc<Vec<PlacedNode>>) {
         self.outcome.job = Some(job);
+        // Before any output of theirs.
+        let shared = nodes.iter().any(|node| node.ranks.len() > 1);
+        if let Some(note) = self.request.if_shared.take_if(|_| shared) {
+            say(note);
+        }
         self.sink.placed(job, Arc::clone(&nodes)).await;
         let installed = self.request.spec.installed.as_ref();
         for index in 0..nodes.len() {
@@ -399,7 +408,6 @@ impl<'a> Job<'a> {
     async fn runs(
         &mut self,
         table: GenerationTable,
-        nodes: &[PlacedNode],
         still: Option<WorkerSignal>,
     ) -> Result<(), CliError> {
         progress::end();
@@ -421,10 +429,6 @@ impl<'a> Job<'a> {
             group.missing.clear();
             group.present = table.generation;
             self.sink.members(table.members).await;
-        }
-        let shared = nodes.iter().any(|node| node.ranks.len() > 1);
-        if let Some(note) = self.request.if_shared.filter(|_| shared && !group.healthy) {
-            say(note);
         }
         (group.healthy, group.running) = (true, true);
         group.shortage = None;

@@ -7,32 +7,29 @@ use kolo_core::ranks::MAX_WORLD_SIZE;
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::{JobSpec, Milli, NodeInfo, NodeShare, Placement};
 
+use super::super::args::workers;
 use super::super::error::CliError;
 use super::args::Run;
 use super::plan::{Target, usage};
 use crate::hosts::{HostSlots, Machine};
 
-fn count(option: &str, given: &str) -> Result<u32, CliError> {
-    match given.parse() {
-        Ok(count) if count > 0 => Ok(count),
-        _ => usage(format!(
-            "--{option} is `{given}`; allowed is a whole number from 1 on{}",
-            match option {
-                "nproc-per-node" => ", or auto, cpu or gpu",
-                _ => "",
-            }
-        )),
-    }
+pub(super) fn count(option: &str, given: &str) -> Result<u32, CliError> {
+    let or = match option {
+        "nproc-per-node" => "; or auto, cpu or gpu",
+        _ => "; or the fewest and the most as 1:4",
+    };
+    workers(given).or_else(|allowed| {
+        usage(format!(
+            "invalid value '{given}' for '--{option}': {allowed}{or}"
+        ))
+    })
 }
 
 /// `N`, or `N:N` as torchrun writes it.
 fn nodes(given: &str) -> Result<u32, CliError> {
     match given.split_once(':') {
         Some((least, most)) if least == most => count("nnodes", least),
-        Some(_) => usage(format!(
-            "--nnodes is `{given}`; allowed is a number of hosts, or the fewest and the most as 1:4"
-        )),
-        None => count("nnodes", given),
+        _ => count("nnodes", given),
     }
 }
 
@@ -55,9 +52,6 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         }
         Target::Local | Target::Cluster | Target::Discovered => None,
     };
-    if options.num_proc == Some(0) {
-        return usage("--num-proc is 0; allowed is a whole number from 1 on");
-    }
     let product = match (hosts, per_node) {
         (Some(hosts), Some(per_node)) => Some(u64::from(hosts) * u64::from(per_node)),
         (None, Some(per_node)) => match target {

@@ -69,13 +69,13 @@ pub(crate) struct Plan {
     pub(crate) wait: Duration,
     /// What is not done as it was asked for.
     pub(crate) notes: Vec<String>,
-    /// Workers that share a host get a number of threads that nobody has given.
+    /// Workers of Python that share a host get a number of threads that nobody has given.
     pub(crate) limits_threads: bool,
 }
 
 /// What to say of that.
-pub(super) const THREADS: &str = "workers that share a host have OMP_NUM_THREADS=1, unless the host sets it, so that they do not compete for its CPUs; \
-     --env OMP_NUM_THREADS=N sets another number";
+pub(super) const THREADS: &str =
+    "OMP_NUM_THREADS=1 for workers that share a host (--env OMP_NUM_THREADS=N)";
 
 /// Until all workers must run, if nobody says.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -170,7 +170,8 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
     }
     let threads = "OMP_NUM_THREADS";
     let inherits = target == Target::Local && here.vars.iter().any(|(name, _)| name == threads);
-    let limits_threads = !inherits && !spec.env.contains_key(threads);
+    let limits_threads =
+        !inherits && !spec.env.contains_key(threads) && is_python(&options.program);
     // As the head does, whose words they are: what it refuses of the arguments alone is refused before anybody is asked, and by
     // `--dry-run` as well.
     validate(&spec)?;
@@ -194,6 +195,15 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         wait: options.wait.unwrap_or_default(),
         notes,
         limits_threads,
+    })
+}
+
+/// Whether a program is one of Python, whose libraries would take a thread for each CPU.
+fn is_python(words: &[OsString]) -> bool {
+    words.iter().any(|word| {
+        let path = Path::new(word);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("python") || name.ends_with(".py")
     })
 }
 

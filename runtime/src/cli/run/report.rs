@@ -164,6 +164,14 @@ pub(super) fn in_a_line(failure: &RankFailure) -> String {
     }
 }
 
+/// Says that a job has run as long as it may.
+pub(super) fn overran(limit: Duration) -> String {
+    format!(
+        "the job has run for {}, which is its --timeout",
+        Span(limit)
+    )
+}
+
 fn code_of(exit: Exit) -> u8 {
     match exit {
         // What is 0 here was a success, and yet not what was wanted.
@@ -199,7 +207,7 @@ impl Outcome {
         if self.broken_pipe {
             return of_signal(13);
         }
-        if self.timed_out.is_some() && self.state != Some(JobState::Succeeded) {
+        if self.has_overrun() {
             return TIMED_OUT;
         }
         if let Some(failure) = &self.failure {
@@ -215,6 +223,10 @@ impl Outcome {
             None if self.state == Some(JobState::Succeeded) => 0,
             None => 1,
         }
+    }
+
+    fn has_overrun(&self) -> bool {
+        self.timed_out.is_some() && self.state != Some(JobState::Succeeded)
     }
 
     /// Lines for people; empty if all is well.
@@ -282,14 +294,14 @@ impl Outcome {
 
     /// One line for programs.
     pub(crate) fn json(&self) -> String {
+        let overran = self.timed_out.filter(|_| self.has_overrun()).map(overran);
         let json = Json {
             job: self.job.map(|job| job.to_string()),
             state: self.state,
             exit_code: self.exit_code(),
-            reason: self
-                .refusal
-                .as_ref()
-                .map(|refusal| refusal.message.as_str())
+            reason: overran
+                .as_deref()
+                .or(self.refusal.as_ref().map(|refusal| &*refusal.message))
                 .or(self.left.as_deref()),
             failure: self.failure.as_ref().map(JsonFailure::new),
             followers: self

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use super::super::args::{Connect, Format};
 use super::super::error::CliError;
-use super::super::output::{Cell, Output};
+use super::super::output::Output;
+use super::super::plan::table;
 use super::args::Run;
 use super::discovery::Hosts;
 use super::place;
@@ -103,29 +104,7 @@ pub(crate) async fn dry_run(
         })?;
         return Ok(None);
     }
-    let table: Vec<[Cell; 6]> = rows
-        .iter()
-        .map(|row| {
-            [
-                row.rank.to_string(),
-                row.host.clone(),
-                row.local_rank.to_string(),
-                row.local_size.to_string(),
-                row.cross_rank.to_string(),
-                row.cross_size.to_string(),
-            ]
-            .map(Cell::from)
-        })
-        .collect();
-    let header = [
-        "RANK",
-        "HOST",
-        "LOCAL_RANK",
-        "LOCAL_SIZE",
-        "CROSS_RANK",
-        "CROSS_SIZE",
-    ];
-    out.table(header, &table)?;
+    table(&rows, out)?;
     let words: Vec<String> = std::iter::once(program.to_owned())
         .chain(plan.spec.args.iter().cloned())
         .map(|word| quoted(&word))

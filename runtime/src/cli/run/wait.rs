@@ -41,10 +41,9 @@ pub(super) async fn run(
             return Ok(outcome);
         };
         if !std::mem::replace(&mut is_told, true) {
-            job::say(&format!(
-                "waiting at most {} for room: {why}",
-                Span(patience)
-            ));
+            let why = why.lines().next().unwrap_or_default();
+            let patience = Span(patience);
+            job::say(&format!("waiting at most {patience} for room: {why}"));
         }
         let again = until.min(clock.now() + pause);
         pause = longest.min(pause * 2);

@@ -39,6 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
+use kolo_wire::span::Span;
 use kolo_wire::{
     Exit, GenerationTable, JobSpec, JobState, Member, RankFailure, Refusal, RefusalKind,
     SubmitFrame, WorkerSignal, WorkerState,
@@ -437,6 +438,13 @@ impl Job {
         match frame {
             SubmitFrame::ProgramReady => self.program_is_there(),
             SubmitFrame::Stop => self.stop("its driver has ended it".to_owned(), true),
+            SubmitFrame::Overran { limit_ms } => {
+                let limit = Span(Duration::from_millis(limit_ms));
+                self.stop(
+                    format!("it has run for {limit}, which is its --timeout"),
+                    true,
+                );
+            }
             SubmitFrame::Interrupt => self.interrupt(),
             SubmitFrame::Signal(signal) => self.signal(signal),
             SubmitFrame::Unreachable { generation, why } => self.driver_is_cut_off(generation, why),

@@ -186,7 +186,7 @@ fn what_makes_no_sense_is_refused() {
         ("--nnodes 1:2 --min-np 1 x", true, "give one of them"),
         ("--min-np 2 x", true, "give both"),
         ("-n 9 --min-np 2 --max-np 4 x", true, "-n is 9"),
-        ("-n 4 --min-np 0 x", true, "--min-np is 0"),
+        ("-n 4 --min-np 0 x", true, "from 1 to 16384"),
         (
             "-n 4 --reset-limit 2 x",
             true,
@@ -230,11 +230,6 @@ fn what_makes_no_sense_is_refused() {
         ),
         ("--host-discovery-script f x", true, "give -n"),
         ("-n 2 --slots-per-host 4 x", true, "--host-discovery-script"),
-        (
-            "-n 2 --host-discovery-script f --slots-per-host 0 x",
-            true,
-            "--slots-per-host is 0",
-        ),
         (
             "-n 2 --host-discovery-script= x",
             true,
@@ -284,7 +279,7 @@ fn what_makes_no_sense_is_refused() {
 fn test_min_max_nodes_parse() {
     for bad in ["a", "a:b", "1:2:3", "2:1", "0:1", ":2", "1:"] {
         let error = planned(&format!("--nnodes {bad} x"), true).unwrap_err();
-        let start = format!("--nnodes is `{bad}`; allowed is a ");
+        let start = format!("invalid value '{bad}' for '--nnodes': expected a ");
         assert!(error.starts_with(&start), "{error}");
     }
 }

@@ -88,9 +88,10 @@ fn numbers_of_workers_in_all_dialects() {
         assert_eq!(planned(line).workers, workers, "{line}");
     }
     for (line, message) in [
-        ("-n 0 x", "--num-proc is 0"),
-        ("-n 99999 x", "allowed are 1 to 16384"),
-        ("--nproc-per-node auto x", "--nproc-per-node is `auto`"),
+        (
+            "--nproc-per-node auto x",
+            "invalid value 'auto' for '--nproc-per-node'",
+        ),
         ("--nnodes 2 x", "this machine is one host"),
         ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
         ("-H a:2 -n 3 x", "the hosts have 2 slots"),
@@ -140,14 +141,16 @@ fn hosts_are_nodes_of_the_cluster_where_there_is_one() {
 
 #[test]
 fn a_number_of_threads_that_nobody_gave_is_told() {
-    assert!(planned("-n 2 x").limits_threads);
-    assert!(!planned("-n 2 -e OMP_NUM_THREADS=4 x").limits_threads);
+    assert!(planned("-n 2 python3 x").limits_threads);
+    assert!(planned("-n 2 env A=1 train.py").limits_threads);
+    assert!(!planned("-n 2 x").limits_threads, "no Python");
+    assert!(!planned("-n 2 -e OMP_NUM_THREADS=4 python3 x").limits_threads);
     let mut here = here();
     here.vars.push(("OMP_NUM_THREADS".into(), "4".into()));
     let limits = |line: &str| plan(&options(line), &here).unwrap().limits_threads;
-    assert!(!limits("-n 2 x"));
-    assert!(limits("-H a:2 x"), "other hosts have their own");
-    assert!(!limits("-H a:2 --pass-env OMP_* x"));
+    assert!(!limits("-n 2 python3 x"));
+    assert!(limits("-H a:2 python3 x"), "other hosts have their own");
+    assert!(!limits("-H a:2 --pass-env OMP_* python3 x"));
 }
 
 #[test]

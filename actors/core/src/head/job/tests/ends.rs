@@ -120,17 +120,28 @@ fn a_job_whose_node_was_told_to_stop_has_not_succeeded() {
 
 #[test]
 fn whoever_stops_a_job_is_named() {
-    for (event, refused) in [
-        (Event::Driver(SubmitFrame::Stop), None),
+    for (event, refused, reason) in [
+        (
+            Event::Driver(SubmitFrame::Stop),
+            None,
+            "its driver has ended it",
+        ),
+        (
+            Event::Driver(SubmitFrame::Overran { limit_ms: 5000 }),
+            None,
+            "it has run for 5s, which is its --timeout",
+        ),
         (
             Event::DriverGone,
             Some("the job was stopped: its driver is gone"),
+            "its driver is gone",
         ),
         (
             Event::Stop {
                 reason: "driver-1 asked for it".to_owned(),
             },
             Some("the job was stopped: driver-1 asked for it"),
+            "driver-1 asked for it",
         ),
     ] {
         let mut run = healthy();
@@ -146,6 +157,8 @@ fn whoever_stops_a_job_is_named() {
         let (state, refusal, failure) = run.ended();
         assert_eq!((state, failure), (JobState::Stopped, None));
         assert_eq!(refusal.map(|r| r.message).as_deref(), refused);
+        let info = run.job.info(Duration::ZERO);
+        assert_eq!(info.reason.as_deref(), Some(reason));
         assert_eq!(
             run.asked(),
             ["1:free", "2:free", "tell:stopped", "finished"]
