@@ -473,7 +473,7 @@ mod tests {
         };
         let text = error.to_string();
         assert!(
-            text.contains("exit code 3") && text.ends_with("[1]<stderr>: out of memory"),
+            text.contains("exit code 3") && text.ends_with("[1]<stderr>:out of memory"),
             "{text}"
         );
         // And once, if the head has told it already.

@@ -287,7 +287,7 @@ fn write(line: &LogLine, style: Style, out: &mut Output<'_>) -> Result<(), CliEr
             if style.timestamps {
                 out.bytes(format!("{} ", timestamp(line.time_ms)).as_bytes())?;
             }
-            let prefix = format!("[{}]<{stream}>: ", line.rank).into_bytes();
+            let prefix = format!("[{}]<{stream}>:", line.rank).into_bytes();
             if out.has_colours() {
                 out.bytes(&coloured(&prefix, line.rank.0, line.stream))?;
             } else {

@@ -232,7 +232,7 @@ fn as_people_of_other_launchers_write_it() {
         ],
     );
     hosts.env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    assert_eq!(ran(&mut hosts).0, ["[0]<stdout>: 2", "[1]<stdout>: 2"]);
+    assert_eq!(ran(&mut hosts).0, ["[0]<stdout>:2", "[1]<stdout>:2"]);
     for words in [
         &["run", "-hots", "localhost:2", "true"][..],
         &["run", "-np", "2", "-hx", "true"],

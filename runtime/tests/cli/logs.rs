@@ -35,7 +35,7 @@ fn what_is_kept_is_printed_in_the_order_of_time() {
     // The worker's bytes come out as it wrote them.
     assert_eq!(
         output.stdout,
-        b"[0]<stdout>: first\n[2]<stdout>: also first\n[1]<stderr>: caf\xe9\t\x1b[1m!\n[3]<stdout>: third\n[0]<stdout>: \n"
+        b"[0]<stdout>:first\n[2]<stdout>:also first\n[1]<stderr>:caf\xe9\t\x1b[1m!\n[3]<stdout>:third\n[0]<stdout>:\n"
     );
     assert_eq!(nodes[0].asked(), [(vec![0, 1], None, false)]);
     assert_eq!(nodes[1].asked(), [(vec![2, 3], None, false)]);
@@ -57,7 +57,7 @@ fn lines_may_have_times_and_old_ones_be_left_out() {
     let text = fake.kolo(&args).good();
     let (time, rest) = text.split_once(' ').unwrap();
     assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
-    assert_eq!(rest, "[1]<stdout>: new\n");
+    assert_eq!(rest, "[1]<stdout>:new\n");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn only_nodes_that_have_the_ranks_are_asked() {
     let text = fake
         .kolo(&["logs", "ab", "--rank", "3", "--tail", "5"])
         .good();
-    assert_eq!(text, "[3]<stdout>: x\n");
+    assert_eq!(text, "[3]<stdout>:x\n");
     assert_eq!(nodes[0].asked(), []);
     assert_eq!(nodes[1].asked(), [(vec![3], Some(5), false)]);
 }
@@ -125,7 +125,7 @@ fn a_node_that_is_gone_does_not_hide_the_others() {
     let ran = fake.kolo(&["logs", "job-ab", "--connect-timeout", "1"]);
     assert_eq!(
         (ran.code, ran.out.as_str()),
-        (4, "[0]<stdout>: here\n"),
+        (4, "[0]<stdout>:here\n"),
         "{ran:?}"
     );
     assert!(
@@ -168,13 +168,13 @@ fn following_prints_each_line_as_it_comes_until_the_job_has_ended() {
     let mut next = || printed.next().map(Result::unwrap);
     for round in 0..3 {
         first.blocking_send(line(0, round, round, "tick")).unwrap();
-        assert_eq!(next().unwrap(), "[0]<stdout>: tick");
+        assert_eq!(next().unwrap(), "[0]<stdout>:tick");
         second.blocking_send(line(2, round, round, "tock")).unwrap();
-        assert_eq!(next().unwrap(), "[2]<stdout>: tock");
+        assert_eq!(next().unwrap(), "[2]<stdout>:tock");
     }
     drop(first);
     second.blocking_send(line(3, 0, 9, "last")).unwrap();
-    assert_eq!(next().unwrap(), "[3]<stdout>: last");
+    assert_eq!(next().unwrap(), "[3]<stdout>:last");
     drop(second);
     assert_eq!(next(), None);
     assert_eq!(ended(child), (0, String::new()));
@@ -190,13 +190,13 @@ fn a_node_that_ends_the_connection_while_it_is_followed_is_told() {
     let mut child = follow(&fake);
     let mut printed = BufReader::new(child.stdout.take().unwrap()).lines();
     first.blocking_send(line(0, 0, 0, "tick")).unwrap();
-    assert_eq!(printed.next().unwrap().unwrap(), "[0]<stdout>: tick");
+    assert_eq!(printed.next().unwrap().unwrap(), "[0]<stdout>:tick");
     nodes[0]
         .endpoint
         .close(kolo_transport::CloseCode::Shutdown, "going down");
     // The other goes on.
     second.blocking_send(line(2, 0, 0, "tock")).unwrap();
-    assert_eq!(printed.next().unwrap().unwrap(), "[2]<stdout>: tock");
+    assert_eq!(printed.next().unwrap().unwrap(), "[2]<stdout>:tock");
     drop(second);
     let (code, said) = ended(child);
     assert_eq!(code, 4, "{said}");
@@ -216,7 +216,7 @@ fn a_reader_that_has_enough_ends_it_quietly() {
     let mut printed = BufReader::new(child.stdout.take().unwrap());
     let mut text = String::new();
     printed.read_line(&mut text).unwrap();
-    assert_eq!(text, "[0]<stdout>: tick\n");
+    assert_eq!(text, "[0]<stdout>:tick\n");
     drop(printed);
     // The next line finds nobody.
     first.blocking_send(line(0, 1, 1, "tick")).unwrap();

@@ -324,7 +324,7 @@ fn output_goes_where_torchrun_has_it_and_what_is_redirected_is_not_shown() {
         .lines()
         .filter(|line| line.starts_with('['))
         .collect();
-    assert_eq!(shown, ["[1]<stderr>: err 1"]);
+    assert_eq!(shown, ["[1]<stderr>:err 1"]);
     let job = std::fs::read_dir(logs)
         .unwrap()
         .next()
@@ -376,9 +376,9 @@ fn a_progress_bar_is_one_of_the_last_lines_of_a_report() {
         assert_eq!(
             lines,
             [
-                "  [0]<stderr>: start",
-                "  [0]<stderr>: 200%",
-                "  [0]<stderr>: boom"
+                "  [0]<stderr>:start",
+                "  [0]<stderr>:200%",
+                "  [0]<stderr>:boom"
             ],
             "{ended:?}"
         );
@@ -392,7 +392,7 @@ fn arguments_are_as_many_as_the_system_takes() {
     let ran = here(&args);
     assert_eq!(
         (ran.code, ran.out.as_str()),
-        (0, "[0]<stdout>: 50000\n"),
+        (0, "[0]<stdout>:50000\n"),
         "{}",
         ran.err
     );

@@ -164,9 +164,9 @@ fn a_program_runs_on_hosts_of_either_family() {
         assert_eq!(
             sorted(&out),
             [
-                format!("[0]<stdout>: a {prefix}1 {prefix}100"),
-                format!("[1]<stdout>: {prefix}2 {prefix}1 {prefix}100"),
-                format!("[2]<stdout>: {prefix}2 {prefix}1 {prefix}100"),
+                format!("[0]<stdout>:a {prefix}1 {prefix}100"),
+                format!("[1]<stdout>:{prefix}2 {prefix}1 {prefix}100"),
+                format!("[2]<stdout>:{prefix}2 {prefix}1 {prefix}100"),
             ]
         );
         world.servers.nothing_is_left();

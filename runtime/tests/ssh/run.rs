@@ -44,9 +44,9 @@ fn a_program_runs_on_hosts_in_their_order_and_no_node_is_left() {
     assert_eq!(
         lines,
         [
-            "[0]<stdout>: 0 0/1 127.0.0.2",
-            "[1]<stdout>: 1 0/2 127.0.0.3",
-            "[2]<stdout>: 1 1/2 127.0.0.3"
+            "[0]<stdout>:0 0/1 127.0.0.2",
+            "[1]<stdout>:1 0/2 127.0.0.3",
+            "[2]<stdout>:1 1/2 127.0.0.3"
         ]
     );
     let out = run(

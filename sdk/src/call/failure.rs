@@ -149,7 +149,7 @@ impl fmt::Display for RankError {
             self.message()
         )?;
         for line in self.stderr_tail() {
-            write!(f, "\n  [{}]<stderr>: {line}", self.rank)?;
+            write!(f, "\n  [{}]<stderr>:{line}", self.rank)?;
         }
         if let Some(backtrace) = self.backtrace().filter(|_| f.alternate()) {
             write!(f, "\n{}", backtrace.trim_end())?;
@@ -511,7 +511,7 @@ pub(crate) mod tests {
         assert_eq!(
             error.to_string(),
             "`digits::Trainer::train` failed on rank 3 (gpu-7): the worker (pid 412) ended with signal 9 (SIGKILL)\n  \
-             [3]<stderr>: out of memory\n\
+             [3]<stderr>:out of memory\n\
              and because of that on ranks 0, 1"
         );
         assert_eq!(error.kind(), CallErrorKind::Lost);

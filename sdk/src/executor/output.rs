@@ -16,8 +16,8 @@ use super::nodes::Channels;
 /// What becomes of the lines that workers print.
 #[derive(Clone, Default)]
 pub enum Output {
-    /// They go to this process's own standard output and standard error, each as `[RANK]<stdout>: LINE` or
-    /// `[RANK]<stderr>: LINE`. The default.
+    /// They go to this process's own standard output and standard error, each as `[RANK]<stdout>:LINE` or
+    /// `[RANK]<stderr>:LINE`. The default.
     #[default]
     Inherit,
     /// They are not fetched. The nodes keep the last ones: `kolo logs JOB` shows them, and the error of a lost worker has
@@ -73,7 +73,7 @@ fn format_line(out: &mut Vec<u8>, line: &LogLine) {
         Stdio::Stdout => "stdout",
         Stdio::Stderr => "stderr",
     };
-    out.extend_from_slice(format!("[{}]<{stream}>: ", line.rank).as_bytes());
+    out.extend_from_slice(format!("[{}]<{stream}>:", line.rank).as_bytes());
     out.extend_from_slice(&line.text);
     out.push(b'\n');
 }
@@ -198,6 +198,6 @@ mod tests {
         let mut out = Vec::new();
         format_line(&mut out, &line(Stdio::Stdout, b"loss \xff 0.5"));
         format_line(&mut out, &line(Stdio::Stderr, b""));
-        assert_eq!(out, b"[3]<stdout>: loss \xff 0.5\n[3]<stderr>: \n");
+        assert_eq!(out, b"[3]<stdout>:loss \xff 0.5\n[3]<stderr>:\n");
     }
 }

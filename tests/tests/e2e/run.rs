@@ -94,14 +94,14 @@ fn every_worker_has_its_ranks_and_its_lines_have_a_prefix() {
     assert_eq!(
         sorted(&out.stdout),
         [
-            "[0]<stdout>: 0/3 0/3 0/3 0 0",
-            "[1]<stdout>: 1/3 1/3 1/3 0 1",
-            "[2]<stdout>: 2/3 2/3 2/3 0 2"
+            "[0]<stdout>:0/3 0/3 0/3 0 0",
+            "[1]<stdout>:1/3 1/3 1/3 0 1",
+            "[2]<stdout>:2/3 2/3 2/3 0 2"
         ]
     );
     assert_eq!(
         sorted(&out.stderr),
-        ["[0]<stderr>: bad", "[1]<stderr>: bad", "[2]<stderr>: bad"]
+        ["[0]<stderr>:bad", "[1]<stderr>:bad", "[2]<stderr>:bad"]
     );
 }
 
@@ -117,7 +117,7 @@ fn the_first_failure_ends_the_others_and_is_the_exit_code_and_the_report() {
     let err = text(&out.stderr);
     assert!(err.contains("kolo: rank 2 on "), "{err}");
     assert!(
-        err.contains("ended with exit code 7\n  [2]<stderr>: last words\n"),
+        err.contains("ended with exit code 7\n  [2]<stderr>:last words\n"),
         "{err}"
     );
     assert!(err.contains("the other 3 workers were ended"), "{err}");
@@ -206,7 +206,7 @@ fn output_files_have_the_very_bytes_and_are_never_written_over() {
     for _ in 0..2 {
         let out = output(script(kolo(), &options, script_text));
         assert_eq!(code(&out), 0, "{out:?}");
-        assert_eq!(out.stdout, b"[1]<stdout>: a\xff\r\n[1]<stdout>: no end 1");
+        assert_eq!(out.stdout, b"[1]<stdout>:a\xff\r\n[1]<stdout>:no end 1");
     }
     let jobs: Vec<_> = std::fs::read_dir(&folder)
         .unwrap()
@@ -257,7 +257,7 @@ fn input_goes_to_rank_0_and_to_nobody_else() {
 
     let mut command = script(kolo(), &["-n", "1", "--no-stdin"], "cat; echo nothing");
     let out = command.stdin(Stdio::piped()).output().unwrap();
-    assert_eq!(text(&out.stdout), "[0]<stdout>: nothing\n");
+    assert_eq!(text(&out.stdout), "[0]<stdout>:nothing\n");
 }
 
 /// 100 MB from four ranks, to a reader that begins late: every line whole, in order, none twice.
@@ -275,7 +275,7 @@ fn a_flood_of_output_comes_whole() {
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).unwrap() > 0 {
         let rank = usize::from(line[1] - b'0');
-        let expected = format!("[{rank}]<stdout>: rank {rank} line {:085}\n", next[rank]);
+        let expected = format!("[{rank}]<stdout>:rank {rank} line {:085}\n", next[rank]);
         assert!(line == expected.as_bytes(), "{}", text(&line));
         hashes[rank] = hashes[rank].wrapping_mul(31).wrapping_add(next[rank]);
         next[rank] += 1;
@@ -418,7 +418,7 @@ fn a_dry_run_and_options_of_a_file_and_of_other_launchers() {
     let out = run(&["--config-file", file, "-np", "2", "echo", "-np", "9"]);
     assert_eq!(
         sorted(&out.stdout),
-        ["[0]<stdout>: -np 9", "[1]<stdout>: -np 9"]
+        ["[0]<stdout>:-np 9", "[1]<stdout>:-np 9"]
     );
     std::fs::write(file, "num-porc = 3\n").unwrap();
     let out = run(&["--config-file", file, "true"]);
@@ -461,10 +461,10 @@ async fn on_a_cluster_ranks_are_spread_over_its_nodes() {
     assert_eq!(
         sorted(&out.stdout),
         [
-            "[0]<stdout>: 0/2 0 passed",
-            "[1]<stdout>: 1/2 0 passed",
-            "[2]<stdout>: 0/2 1 passed",
-            "[3]<stdout>: 1/2 1 passed"
+            "[0]<stdout>:0/2 0 passed",
+            "[1]<stdout>:1/2 0 passed",
+            "[2]<stdout>:0/2 1 passed",
+            "[3]<stdout>:1/2 1 passed"
         ]
     );
     let command = script(

@@ -56,7 +56,7 @@ fn a_failure_is_told_without_waiting_for_what_was_left_behind() {
     ));
     assert_eq!(ran.status.code(), Some(7), "{ran:?}");
     assert!(start.elapsed() < Duration::from_secs(60), "{ran:?}");
-    assert!(text(&ran.stderr).contains("[1]<stderr>: bad"), "{ran:?}");
+    assert!(text(&ran.stderr).contains("[1]<stderr>:bad"), "{ran:?}");
 }
 
 #[test]
@@ -189,9 +189,9 @@ async fn on_a_cluster_nodes_of_one_name_are_told_apart() {
     let out = out.await.unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
     let lines = sorted(&out.stdout);
-    assert_eq!(lines[..2], ["[0]<stdout>: one one", "[1]<stdout>: one one"]);
+    assert_eq!(lines[..2], ["[0]<stdout>:one one", "[1]<stdout>:one one"]);
     for (rank, line) in (2..).zip(&lines[2..]) {
-        let start = format!("[{rank}]<stdout>: one-node-");
+        let start = format!("[{rank}]<stdout>:one-node-");
         assert!(line.starts_with(&start) && line.ends_with(" one"), "{line}");
     }
     let mut command = cluster.kolo().unwrap();

@@ -187,7 +187,7 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
         "{err}"
     );
     assert!(
-        err.contains("rank 0 on ") && err.contains("[0]<stderr>: last words"),
+        err.contains("rank 0 on ") && err.contains("[0]<stderr>:last words"),
         "{err}"
     );
 

@@ -171,7 +171,7 @@ fn ctrl_c_is_int_then_term_then_kill_in_one_grace_time() {
     kill_process(pid(&child), Signal::INT).unwrap();
     let (code, printed, err) = finish(child, out);
     assert_eq!(code, Some(130), "{err}");
-    assert_eq!(printed, "[0]<stdout>: int\n[1]<stdout>: term\n", "{err}");
+    assert_eq!(printed, "[0]<stdout>:int\n[1]<stdout>:term\n", "{err}");
     assert!(begin.elapsed() >= Duration::from_secs(2), "{err}");
 }
 

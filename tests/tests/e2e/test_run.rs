@@ -111,13 +111,13 @@ fn test_override_env() {
 #[test]
 fn test_prefix_connection() {
     let out = run(&["-n", "1"], "printf 'abc\\ndef\\n'");
-    assert_eq!(text(&out.stdout), "[0]<stdout>: abc\n[0]<stdout>: def\n");
+    assert_eq!(text(&out.stdout), "[0]<stdout>:abc\n[0]<stdout>:def\n");
 }
 
 #[test]
 fn test_prefix_connection_unicode() {
     let out = run(&["-n", "1"], "printf 'f\u{fc}r \u{1f600}\\n'");
-    assert_eq!(text(&out.stdout), "[0]<stdout>: f\u{fc}r \u{1f600}\n");
+    assert_eq!(text(&out.stdout), "[0]<stdout>:f\u{fc}r \u{1f600}\n");
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn test_prefix_connection_multibyte_over_chunk_edges() {
     assert!(
         lines
             == [
-                format!("[0]<stdout>: x{line}"),
-                format!("[1]<stdout>: x{line}")
+                format!("[0]<stdout>:x{line}"),
+                format!("[1]<stdout>:x{line}")
             ]
     );
 }
@@ -144,7 +144,7 @@ fn test_prefix_connection_with_timestamp() {
     let out = run(&["-n", "1", "--timestamps"], "echo a");
     let line = text(&out.stdout);
     let (time, rest) = line.split_once(' ').unwrap();
-    assert_eq!(rest, "[0]<stdout>: a\n");
+    assert_eq!(rest, "[0]<stdout>:a\n");
     assert!(
         time.len() == 24 && time.starts_with("20") && time.ends_with('Z'),
         "{line}"
@@ -154,7 +154,7 @@ fn test_prefix_connection_with_timestamp() {
 #[test]
 fn test_prefix_connection_no_trailing_newline() {
     let out = run(&["-n", "1"], "printf 'a\\nb'");
-    assert_eq!(text(&out.stdout), "[0]<stdout>: a\n[0]<stdout>: b");
+    assert_eq!(text(&out.stdout), "[0]<stdout>:a\n[0]<stdout>:b");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn test_prefix_connection_carriage_return() {
     let out = run(&["-n", "1"], "printf '10%%\\r20%%\\r\\nend\\n'");
     assert_eq!(
         text(&out.stdout),
-        "[0]<stdout>: 10%\r[0]<stdout>: 20%\r\n[0]<stdout>: end\n"
+        "[0]<stdout>:10%\r[0]<stdout>:20%\r\n[0]<stdout>:end\n"
     );
 }
 
@@ -187,11 +187,11 @@ fn test_prefix_connection_streams_as_it_goes() {
     let mut stdout = child.stdout.take().unwrap();
     let mut first = [0; 18];
     stdout.read_exact(&mut first).unwrap();
-    assert_eq!(&first, b"[0]<stdout>: first\n");
+    assert_eq!(&first, b"[0]<stdout>:first\n");
     std::fs::write(file, "").unwrap();
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "[0]<stdout>: second\n");
+    assert_eq!(rest, "[0]<stdout>:second\n");
     child.wait().unwrap();
 }
 

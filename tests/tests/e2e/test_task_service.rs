@@ -195,7 +195,7 @@ async fn test_stream_command_output_reconnect_of_one_who_follows() {
             .chain((1..=100).map(|number| format!("late {number}\n")))
             .chain(["end\n".to_owned()])
             .collect();
-        assert_eq!(seen.replace("[0]<stdout>: ", ""), expected);
+        assert_eq!(seen.replace("[0]<stdout>:", ""), expected);
         assert_eq!(own, expected);
         assert!(back.wait().unwrap().success() && job.wait().unwrap().success());
         faulty.wait().unwrap();

@@ -139,8 +139,8 @@ fn a_script_runs_on_three_hosts() -> anyhow::Result<()> {
                 let (host, local) = (rank / 2, rank % 2);
                 let name = ["a", "b", "c"][host];
                 [
-                    format!("[{rank}]<stdout>: {host} {local}/2 10.1.0.1 {name}"),
-                    format!("[{rank}]<stdout>: inet 10.1.0.{}", host + 1),
+                    format!("[{rank}]<stdout>:{host} {local}/2 10.1.0.1 {name}"),
+                    format!("[{rank}]<stdout>:inet 10.1.0.{}", host + 1),
                 ]
             })
             .collect();

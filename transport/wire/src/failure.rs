@@ -67,7 +67,7 @@ impl RankFailure {
             Some(error) if !error.callstack.is_empty() => ("callstack", &error.callstack),
             _ => ("stderr", &self.stderr_tail),
         };
-        let line = |line: &String| format!("  [{}]<{stream}>: {line}", self.rank);
+        let line = |line: &String| format!("  [{}]<{stream}>:{line}", self.rank);
         lines.iter().map(line).collect()
     }
 }

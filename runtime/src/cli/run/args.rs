@@ -101,7 +101,7 @@ pub(crate) struct Run {
     )]
     pub(crate) cwd: Option<PathBuf>,
     /// What stands before each line: text with {rank}, {local_rank}, {host}, {stream}, {time}; or none
-    /// [default: `[{rank}]<{stream}>: `]
+    /// [default: `[{rank}]<{stream}>:`]
     #[arg(long, value_parser = Prefix::parse, value_name = "TEMPLATE", help_heading = "Output")]
     pub(crate) prefix: Option<Prefix>,
     /// Begin each line with the time

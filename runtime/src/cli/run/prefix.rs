@@ -5,10 +5,10 @@ use kolo_transport::wire::Stdio;
 use super::super::output::timestamp;
 
 /// What is before each line unless something else is asked for.
-pub(crate) const DEFAULT: &str = "[{rank}]<{stream}>: ";
+pub(crate) const DEFAULT: &str = "[{rank}]<{stream}>:";
 
 /// The same with the time.
-pub(crate) const WITH_TIME: &str = "{time} [{rank}]<{stream}>: ";
+pub(crate) const WITH_TIME: &str = "{time} [{rank}]<{stream}>:";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
@@ -135,10 +135,10 @@ mod tests {
 
     #[test]
     fn fields_are_filled_in() {
-        assert_eq!(rendered(DEFAULT), "[12]<stderr>: ");
+        assert_eq!(rendered(DEFAULT), "[12]<stderr>:");
         assert_eq!(
             rendered(WITH_TIME),
-            "2026-11-21T15:04:05.678Z [12]<stderr>: "
+            "2026-11-21T15:04:05.678Z [12]<stderr>:"
         );
         assert_eq!(rendered("{host}.{local_rank}> "), "b.3> ");
         assert_eq!(rendered("{{{rank}}}"), "{12}");

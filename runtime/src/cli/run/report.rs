@@ -448,7 +448,7 @@ mod tests {
     fn the_report_names_rank_host_pid_end_and_last_words() {
         assert_eq!(
             failed(Exit::Signal(9)).text(),
-            "kolo: rank 2 on b (pid 4711) ended with signal 9 (SIGKILL)\n  [2]<stderr>: boom\n\
+            "kolo: rank 2 on b (pid 4711) ended with signal 9 (SIGKILL)\n  [2]<stderr>:boom\n\
              kolo: the other 3 workers were ended\n"
         );
         assert_eq!(
