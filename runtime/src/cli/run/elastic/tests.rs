@@ -266,7 +266,7 @@ fn what_makes_no_sense_is_refused() {
         (
             "--nproc-per-node gpu --host-discovery-script f x",
             false,
-            "--nproc-per-node is `gpu`",
+            "invalid value 'gpu' for '--nproc-per-node'",
         ),
     ] {
         let error = planned(line, head).unwrap_err();
