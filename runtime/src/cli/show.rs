@@ -90,9 +90,12 @@ fn node(node: &NodeInfo, revoked: &[RevokedMember], ids: Short) -> [Cell; 8] {
         NodeState::Lost => Cell::toned(format!("lost {} ago", human(node.last_seen_ms)), Tone::Bad),
     };
     let (total, free) = (&node.total, &node.available);
-    let of = |free: &dyn Display, total: &dyn Display| match node.alive {
-        true => format!("{free} of {total}"),
-        false => NOTHING.to_owned(),
+    let of = |free: &dyn Display, total: &dyn Display| {
+        if node.alive {
+            format!("{free} of {total}")
+        } else {
+            NOTHING.to_owned()
+        }
     };
     let other: Vec<String> = total
         .custom

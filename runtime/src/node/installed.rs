@@ -117,23 +117,22 @@ fn locate(
             _ => {}
         }
     }
-    match refused {
-        Some(path) => Err(not_permitted(&path, name)),
-        None => {
-            let file = here.join(name);
-            let instead = match judge(&file) {
-                Judgement::Good => format!("; write `./{name}` to run the file"),
-                Judgement::NotExecutable => match interpreter_of(&file) {
-                    Some(by) => format!("; write `{by} {name}` to run the file"),
-                    None => "; the file of that name has no execute permission".to_owned(),
-                },
-                _ => String::new(),
-            };
-            Err(Refusal::new(
-                RefusalKind::NoProgram,
-                format!("the program `{name}` is not in PATH{instead}"),
-            ))
-        }
+    if let Some(path) = refused {
+        Err(not_permitted(&path, name))
+    } else {
+        let file = here.join(name);
+        let instead = match judge(&file) {
+            Judgement::Good => format!("; write `./{name}` to run the file"),
+            Judgement::NotExecutable => match interpreter_of(&file) {
+                Some(by) => format!("; write `{by} {name}` to run the file"),
+                None => "; the file of that name has no execute permission".to_owned(),
+            },
+            _ => String::new(),
+        };
+        Err(Refusal::new(
+            RefusalKind::NoProgram,
+            format!("the program `{name}` is not in PATH{instead}"),
+        ))
     }
 }
 

@@ -43,10 +43,10 @@ fn a_worker_tells_its_error_in_a_file_of_its_own() {
     assert_eq!(code(&out), 3, "{out:?}");
     let err = text(&out.stderr);
     let expected = "ended with exit code 3: ValueError: bad batch (train.py:12)\n  \
-                    [1]<callstack>: Traceback (most recent call last):\n  \
-                    [1]<callstack>:   File \"/home/me/train.py\", line 12, in main\n  \
-                    [1]<callstack>:     step()\n  \
-                    [1]<callstack>: ValueError: bad batch\nkolo: the other worker was ended\n";
+                    [1]<callstack>:Traceback (most recent call last):\n  \
+                    [1]<callstack>:  File \"/home/me/train.py\", line 12, in main\n  \
+                    [1]<callstack>:    step()\n  \
+                    [1]<callstack>:ValueError: bad batch\nkolo: the other worker was ended\n";
     assert!(err.ends_with(expected), "{err}");
     let files = sorted(&out.stdout);
     assert_eq!(files.len(), 2);

@@ -330,10 +330,8 @@ const NO_APPLICATION_PROTOCOL: u8 = 120;
 /// What rustls says of a peer's certificate, and what to do about an authority that is not this side's.
 fn explained(reason: &str) -> String {
     if reason.contains("UnknownIssuer") {
-        format!(
-            "the authority of another cluster has signed its certificate (UnknownIssuer); check the address, or, if the cluster \
-             was made anew, log in again with a token of it, and let nodes join again without their old folder `identity`"
-        )
+        "the authority of another cluster has signed its certificate (UnknownIssuer); check the address, or, if the cluster \
+             was made anew, log in again with a token of it, and let nodes join again without their old folder `identity`".to_owned()
     } else {
         reason.to_owned()
     }

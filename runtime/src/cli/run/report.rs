@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(
             outcome.text(),
             "kolo: rank 2 on b (pid 4711) failed first, with exit code 1: ValueError: bad batch (train.py:12)\n  \
-             [2]<callstack>:     raise ValueError(batch)\n\
+             [2]<callstack>:    raise ValueError(batch)\n\
              kolo: 412ms later: rank 0 on a (pid 4711) ended with exit code 1\n\
              kolo: and 2 more workers failed\n"
         );

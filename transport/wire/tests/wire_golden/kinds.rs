@@ -35,7 +35,7 @@ kinds! {
         Drain CreateToken Tokens RevokeToken Revoke Reinstate Network Interfaces
         Surroundings DrainNode UndrainNode Metrics
     }
-    SubmitFrame { ProgramReady Stop Kill Done Interrupt Signal Unreachable Holding Hosts }
+    SubmitFrame { ProgramReady Stop Kill Done Interrupt Signal Unreachable Holding Hosts Overran }
     NodeEvent { WorkerReady WorkerExited WorkerUnseen Taken Committed Holding JobGone JobLeft }
     HeadReply {
         Done Registered Signed Cluster Jobs Job Renewed Token Tokens Revoked Placed

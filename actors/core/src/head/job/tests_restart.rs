@@ -269,7 +269,7 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         assert_eq!(states.collect::<Vec<_>>(), expected);
         let message = refusal.unwrap().message;
         let last = "; the last failure: rank 0 on host1 (pid 40) ended with exit code 1: ValueError: bad batch \
-                    (train.py:12)\n  [0]<callstack>: raise ValueError";
+                    (train.py:12)\n  [0]<callstack>:raise ValueError";
         assert!(message.ends_with(last), "{message}");
     }
 }
