@@ -1,4 +1,4 @@
-//! The head's part of [joining](crate::join): it lets joiners in, or not.
+//! The head's part of [joining](mod@crate::join): it lets joiners in, or not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
