@@ -27,6 +27,13 @@ pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Whether a process has a file locked. One that is not there is not.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| {
+        flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
+    })
+}
+
 /// Makes a file (mode 0600) unless it is there, and locks it; `None` if another process has it locked. The kernel lets go of
 /// the lock when the file is closed, however the process ends.
 ///

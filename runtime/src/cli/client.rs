@@ -17,6 +17,7 @@ use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeInf
 
 use super::error::CliError;
 use super::ids::pick;
+use super::link::Link;
 use crate::private_file;
 
 /// How long the head may take for an answer that needs no waiting.
@@ -332,8 +333,8 @@ impl Client {
     }
 
     /// For a command that talks to head and nodes in its own way.
-    pub(super) fn into_link(self) -> super::run::Link {
-        super::run::Link {
+    pub(super) fn into_link(self) -> Link {
+        Link {
             runtime: self.runtime,
             credentials: self.credentials,
             endpoint: self.endpoint,

@@ -2,7 +2,8 @@
 
 use clap::CommandFactory as _;
 
-use super::args::{Args, Completions, Man, Shell};
+use super::args::{Completions, Man, Shell};
+use super::command::Args;
 use super::error::CliError;
 use super::output::Output;
 use crate::settings::{MANUAL, manual};

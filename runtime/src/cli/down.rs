@@ -1,13 +1,10 @@
 //! `kolo down`.
 
-use std::fs::File;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use kolo_transport::ids::ClusterId;
 use kolo_transport::wire::span::Span;
-use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 
 use super::args::{Connect, Format, time};
@@ -19,6 +16,7 @@ use super::output::{Cell, Output, Tone};
 use super::up::eprintln_or_ignore;
 use super::up_head::{heads_dir, stop_head, sweep};
 use crate::hosts::HostSlots;
+use crate::private_file::is_locked;
 use crate::ssh::state::{Launch, SshRecord};
 use crate::ssh::{Ending, HostError, SshOptions, take_down};
 
@@ -245,10 +243,10 @@ fn end_head(launch: &Launch) -> Option<Ended> {
     let (pid, state) = (launch.head_pid?, launch.head_state.as_ref()?);
     let mut error = None;
     // Its lock says whether it runs; its number alone could be another process's by now.
-    if is_locked(state) {
+    if is_locked(&state.join("lock")) {
         stop_head(pid);
         let deadline = Instant::now() + HEAD_END;
-        while is_locked(state) {
+        while is_locked(&state.join("lock")) {
             if Instant::now() > deadline {
                 error = Some(format!("process {pid} has not ended in {}", Span(HEAD_END)));
                 break;
@@ -263,12 +261,6 @@ fn end_head(launch: &Launch) -> Option<Ended> {
         error = Some(format!("{}: {failed}", state.display()));
     }
     Some(Ended::new("head".to_owned(), error.map_or(Ok(()), Err)))
-}
-
-pub(super) fn is_locked(state: &Path) -> bool {
-    File::open(state.join("lock")).is_ok_and(|lock| {
-        flock(&lock, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
-    })
 }
 
 fn show(rows: &[Ended], format: Format, out: &mut Output<'_>) -> Result<(), CliError> {

@@ -8,8 +8,8 @@ use kolo_transport::wire::{HeadReply, HeadRequest};
 
 use super::args::Connect;
 use super::client::{Client, ClientConfig};
-use super::down::is_locked;
 use crate::hosts::HostSlots;
+use crate::private_file::is_locked;
 use crate::ssh::state::Launch;
 
 /// How long the head may take: it tells the nodes before it answers.
@@ -78,7 +78,7 @@ impl<'a> Exclusion<'a> {
     /// Whether the launch had a head of its own that does not run any more: no node can come back to it.
     fn head_is_gone(&self) -> bool {
         let state = self.launch.and_then(|launch| launch.head_state.as_ref());
-        state.is_some_and(|state| !is_locked(state))
+        state.is_some_and(|state| !is_locked(&state.join("lock")))
     }
 
     async fn revoke(

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory as _};
 use kolo_transport::wire::span::duration;
 
-use super::args::Args;
+use super::command::Args;
 use crate::settings::nearest;
 
 /// Commands of other tools, and what does the same here.

@@ -5,6 +5,7 @@
 
 mod args;
 mod client;
+mod command;
 mod complete;
 mod doctor;
 mod down;
@@ -13,6 +14,7 @@ mod error;
 mod host_args;
 mod ids;
 mod interfaces;
+mod link;
 mod login;
 mod logs;
 mod mistakes;
@@ -35,7 +37,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use kolo_transport::descriptors::make_room;
 
-use args::{Args, Command};
+use command::{Args, Command};
 use error::CliError;
 use output::Output;
 pub use output::Screen;
@@ -140,6 +142,11 @@ fn dispatch(args: Args, line: Vec<OsString>, out: &mut Output<'_>) -> Result<u8,
     };
     make_room("kolo", needed)?;
     if let Command::Run(options) = command {
+        let command = Args::command();
+        let line = run::Line {
+            words: line,
+            command,
+        };
         return run::run(*options, line, &connect, format, out);
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,5 +1,8 @@
 //! The options of `kolo run`.
 
+mod elastic;
+mod torchrun;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +11,9 @@ use clap::Args as ClapArgs;
 use super::super::args::{number, time, time_within, workers};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
-use super::torchrun::TorchArgs;
+
+pub(crate) use self::elastic::{ElasticArg, ElasticArgs, OnChangeArg};
+pub(crate) use self::torchrun::TorchArgs;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -158,7 +163,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) elastic: super::elastic::ElasticArgs,
+    pub(crate) elastic: ElasticArgs,
     #[command(flatten)]
     pub(crate) torch: TorchArgs,
     #[command(flatten)]

@@ -12,11 +12,11 @@
 
 use std::ffi::OsString;
 
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, Parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 use toml::{Table, Value};
 
-use super::super::args::{self, Args};
 use super::super::error::CliError;
 use super::super::host_args::read;
 use super::args::Run;
@@ -32,8 +32,16 @@ const NOT_HERE: [&str; 3] = ["config-file", "help", "dry-run"];
 /// Options that the file has as well as the command line. Of one name the last counts.
 const BOTH: [&str; 2] = ["env", "pass_env"];
 
+/// A command line of `kolo`, and the command that reads it.
+pub(in super::super) struct Line {
+    /// All words, the name of the program first.
+    pub(in super::super) words: Vec<OsString>,
+    /// The whole command, of which `run` is a subcommand.
+    pub(in super::super) command: Command,
+}
+
 /// The options of a command line, with those of its `--config-file`.
-pub(super) fn with_file(options: Run, line: Vec<OsString>) -> Result<Run, CliError> {
+pub(super) fn with_file(options: Run, line: Line) -> Result<Run, CliError> {
     let Some(path) = &options.config_file else {
         return Ok(options);
     };
@@ -44,12 +52,16 @@ pub(super) fn with_file(options: Run, line: Vec<OsString>) -> Result<Run, CliErr
 }
 
 /// The options of a file in front of those of a command line, which count more.
-fn under(text: &str, mut line: Vec<OsString>) -> Result<Run, String> {
-    let command = Args::command();
+fn under(text: &str, line: Line) -> Result<Run, String> {
+    let Line {
+        words: mut line,
+        command,
+    } = line;
     let options = command.find_subcommand("run").ok_or("no run")?;
     let File { given, program } = File::parse(text, options)?;
     let alone = given.iter().flat_map(|(_, words)| words.clone());
-    parsed(words("kolo run").chain(alone).chain(behind(&program)))?;
+    let from_file = words("kolo run").chain(alone).chain(behind(&program));
+    parsed(&command, from_file)?;
     let matches = command.clone().try_get_matches_from(&line);
     let matches = matches.map_err(|error| first_line(&error))?;
     let matches = matches.subcommand_matches("run").ok_or("no run")?;
@@ -75,7 +87,8 @@ fn under(text: &str, mut line: Vec<OsString>) -> Result<Run, String> {
     });
     let behind_run = line.split_off(at + 1);
     let kept = kept.flat_map(|(_, words)| words);
-    parsed(line.into_iter().chain(kept).chain(behind_run))
+    let all: Vec<OsString> = line.into_iter().chain(kept).chain(behind_run).collect();
+    parsed(&command, all)
 }
 
 fn words(text: &str) -> impl Iterator<Item = OsString> {
@@ -98,12 +111,16 @@ fn first_line(error: &clap::Error) -> String {
     first.strip_prefix("error: ").unwrap_or(first).to_owned()
 }
 
-fn parsed(line: impl IntoIterator<Item = OsString>) -> Result<Run, String> {
-    let args = Args::try_parse_from(line).map_err(|error| first_line(&error))?;
-    match args.command {
-        args::Command::Run(options) => Ok(*options),
-        other => Err(format!("{other:?} is no run")),
-    }
+fn parsed(command: &Command, line: impl IntoIterator<Item = OsString>) -> Result<Run, String> {
+    let read = || {
+        let matches = command.clone().try_get_matches_from(line)?;
+        let (_, run) = matches
+            .subcommand()
+            .filter(|(name, _)| *name == "run")
+            .ok_or_else(|| clap::Error::new(ErrorKind::InvalidSubcommand))?;
+        Run::from_arg_matches(run)
+    };
+    read().map_err(|error: clap::Error| first_line(&error))
 }
 
 /// What a file says.
@@ -211,9 +228,13 @@ fn list(key: &str, value: &Value) -> Result<Vec<String>, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
+    use super::super::super::command::Args;
+    use super::super::plan::Plan;
     use super::super::plan::tests::{here, plan_of};
-    use super::super::plan::{Plan, Target};
     use super::super::prefix::Prefix;
+    use super::super::target::Target;
     use super::*;
 
     /// The words of a file.
@@ -225,8 +246,16 @@ mod tests {
         Ok(words.map(|word| word.into_string().unwrap()).collect())
     }
 
+    fn read_with(line: &str, file: &str) -> Result<Run, String> {
+        let line = Line {
+            words: words(&format!("kolo run {line}")).collect(),
+            command: Args::command(),
+        };
+        under(file, line)
+    }
+
     fn merged(line: &str, file: &str) -> Run {
-        under(file, words(&format!("kolo run {line}")).collect()).unwrap()
+        read_with(line, file).unwrap()
     }
 
     #[test]
@@ -255,7 +284,7 @@ mod tests {
         assert_eq!(options.ssh.options().program.to_str(), Some("ssh"));
         assert_eq!(merged("x", file).interfaces, ["a", "b"]);
         // What only the file gives is wrong there.
-        let error = under("n = 'x'", words("kolo run -n 2 y").collect()).unwrap_err();
+        let error = read_with("-n 2 y", "n = 'x'").unwrap_err();
         assert!(
             error.starts_with("invalid value 'x' for '--num-proc"),
             "{error}"

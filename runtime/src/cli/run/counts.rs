@@ -6,7 +6,7 @@ use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
-use super::plan::{Surroundings, Target, target, usage};
+use super::target::{Surroundings, Target, target, usage};
 use crate::NodeResources;
 use crate::hosts::HostSlots;
 

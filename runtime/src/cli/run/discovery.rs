@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::super::error::CliError;
 use super::args::Run;
-use super::job::say;
+use super::say::say;
 use crate::hosts::{HostSlots, List, own_name};
 
 /// How long after the end of one look the next one begins.

@@ -18,12 +18,13 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::super::error::CliError;
-use super::super::output::{human, write_if_read};
+use super::super::link::Link;
+use super::super::output::human;
 use super::super::progress;
 use super::discovery;
-use super::link::Link;
 use super::output::{self, Course, Source};
 use super::report::{self, Outcome};
+use super::say::{not_passed_on, say};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::survey::survey;
@@ -557,23 +558,4 @@ async fn until(clock: &AwakeClock, deadline: Option<Instant>) {
         Some(deadline) => clock.sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-/// A line of this command's own. If nobody reads it there is nobody to tell, and nothing waits for that.
-pub(crate) fn say(text: &str) {
-    let line = format!("kolo: {text}\n");
-    progress::above(|| write_if_read(rustix::stdio::stderr(), line.as_bytes()));
-}
-
-/// Says of a signal that no worker gets it.
-pub(crate) fn not_passed_on(signal: WorkerSignal) {
-    let name = match signal {
-        WorkerSignal::User1 => "SIGUSR1",
-        WorkerSignal::User2 => "SIGUSR2",
-        // It is about this command: the workers get it when they run.
-        WorkerSignal::Stop | WorkerSignal::Continue => return,
-    };
-    say(&format!(
-        "{name}: not passed on: the job has not begun, or is ending"
-    ));
 }

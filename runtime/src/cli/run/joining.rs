@@ -10,7 +10,7 @@ use kolo_core::placement::MAX_PER_NODE;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::job::say;
+use super::say::say;
 use crate::Head;
 use crate::hosts::{HostSlots, own_name};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, HostError, SshOptions, UpError};

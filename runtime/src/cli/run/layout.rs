@@ -10,7 +10,7 @@ use kolo_transport::wire::{JobSpec, Milli, NodeInfo, NodeShare, Placement};
 use super::super::args::workers;
 use super::super::error::CliError;
 use super::args::Run;
-use super::plan::{Target, usage};
+use super::target::{Target, usage};
 use crate::hosts::{HostSlots, Machine};
 
 pub(super) fn count(option: &str, given: &str) -> Result<u32, CliError> {

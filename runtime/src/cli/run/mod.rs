@@ -11,13 +11,13 @@ mod job;
 mod joining;
 mod layout;
 mod lines;
-mod link;
 mod output;
 mod place;
 mod plan;
 mod prefix;
 mod ranks;
 mod report;
+mod say;
 mod show;
 mod signals;
 mod sink;
@@ -25,35 +25,36 @@ mod stdin;
 mod streams;
 mod survey;
 mod synonyms;
+mod target;
 mod torchrun;
 mod wait;
 
-use std::ffi::OsString;
 use std::sync::Arc;
 
 use kolo_process::Side;
 use kolo_transport::wire::Exit;
 
 use self::args::Run;
+pub(super) use self::config_file::Line;
 use self::discovery::Hosts;
 pub(super) use self::elastic::elsewhere;
 use self::job::Request;
-pub(super) use self::link::Link;
-use self::plan::{Plan, Surroundings};
+use self::plan::Plan;
 use self::report::Outcome;
 use self::signals::{Heard, Signals};
 use self::sink::{Sink, Style, WriteError, Written};
 pub(super) use self::synonyms::{is_run, translate};
+use self::target::Surroundings;
 use super::args::{Connect, Format};
 use super::error::CliError;
 use super::output::{Output, Screen, failure};
 use super::progress;
 use crate::signals::name;
 
-/// Runs the program, and gives the exit code. `line` are the words that the options come from.
+/// Runs the program, and gives the exit code. `line` is what the options come from.
 pub(super) fn run(
     options: Run,
-    line: Vec<OsString>,
+    line: Line,
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
@@ -69,7 +70,7 @@ pub(super) fn run(
 
 fn divided(
     options: Run,
-    line: Vec<OsString>,
+    line: Line,
     connect: &Connect,
     format: Format,
     out: &mut Output<'_>,
@@ -130,7 +131,7 @@ fn divided(
 /// The exit code for how the process ended that ran the job.
 fn exit_of_runner(exit: Exit) -> u8 {
     if let Exit::Signal(_) | Exit::Unknown = exit {
-        job::say(&format!("the process that ran the job ended with {exit}"));
+        say::say(&format!("the process that ran the job ended with {exit}"));
     }
     match exit {
         Exit::Code(code) => u8::try_from(code & 0xff).unwrap_or(1),
@@ -181,7 +182,7 @@ async fn planned(
     let options = counts::settle(options, here, connect).await?;
     let plan = plan::plan(&options, here)?;
     for note in &plan.notes {
-        job::say(note);
+        say::say(note);
     }
     Ok((options, plan))
 }
@@ -199,13 +200,13 @@ async fn before_the_job<T>(
         };
         match heard {
             Heard::First(signal) => {
-                job::say(&format!("{}: ended before the job began", name(signal)));
+                say::say(&format!("{}: ended before the job began", name(signal)));
                 return Err(Box::new(Outcome {
                     signal: Some(signal),
                     ..Outcome::default()
                 }));
             }
-            Heard::Workers(signal) => job::not_passed_on(signal),
+            Heard::Workers(signal) => say::not_passed_on(signal),
             // The first was the end of this.
             Heard::Second => {}
         }

@@ -11,7 +11,7 @@ use kolo_transport::wire::{NodeReply, NodeRequest, OutputChunk, PlacedNode};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 
-use super::link::Link;
+use super::super::link::Link;
 use super::sink::Sink;
 use super::stdin;
 

@@ -14,13 +14,14 @@ use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
 use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
+use super::super::link::Link;
 use super::super::progress::Progress;
 use super::args::Run;
 use super::discovery::{self, Hosts};
 use super::joining::Joining;
 use super::layout;
-use super::link::Link;
-use super::plan::{Plan, Surroundings, Target};
+use super::plan::Plan;
+use super::target::{Surroundings, Target};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
@@ -92,7 +93,7 @@ impl Grounds {
             Members::Hosts { up, _head } => {
                 for (host, result) in up.down(Ending::Forced).await {
                     if let Err(error) = result {
-                        super::job::say(&format!("{}: {error}", host.destination()));
+                        super::say::say(&format!("{}: {error}", host.destination()));
                     }
                 }
             }

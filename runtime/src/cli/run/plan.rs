@@ -10,44 +10,15 @@ use kolo_core::head::validate::validate;
 use kolo_transport::wire::{Installed, JobSpec, Milli, Program, ProgramHash, Resources};
 
 use super::super::error::CliError;
-use super::super::host_args::HostArgs;
 use super::args::Run;
 use super::files::Destination;
 use super::layout::{local_size, placement, shares};
 use super::prefix::{self, Prefix};
 use super::ranks::Ranks;
 use super::streams::Shown;
+use super::target::{Surroundings, Target, target, usage};
 use super::{elastic, glob, torchrun};
-use crate::hosts::HostSlots;
 use crate::local::tells_workers_apart;
-
-/// Where the workers run.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// On this machine, with a cluster for this job alone.
-    Local,
-    /// On the cluster of a head that is there.
-    Cluster,
-    /// On these nodes of that cluster.
-    Nodes(Vec<HostSlots>),
-    /// On these hosts, by ssh, with a cluster for this job alone.
-    Hosts(Vec<HostSlots>),
-    /// On hosts that a script tells, by ssh, with a cluster for this job alone.
-    Discovered,
-}
-
-/// What the environment of the command says.
-#[derive(Debug)]
-pub(crate) struct Surroundings {
-    /// Its variables.
-    pub(crate) vars: Vec<(OsString, OsString)>,
-    /// Its directory.
-    pub(crate) cwd: PathBuf,
-    /// What this machine is called.
-    pub(crate) hostname: String,
-    /// Whether a head is given.
-    pub(crate) has_head: bool,
-}
 
 /// What is to be run.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,10 +50,6 @@ pub(super) const THREADS: &str =
 
 /// Until all workers must run, if nobody says.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-
-pub(super) fn usage<T>(message: impl Into<String>) -> Result<T, CliError> {
-    Err(CliError::Usage(message.into()))
-}
 
 fn text(what: &str, given: &OsStr) -> Result<String, CliError> {
     match given.to_str() {
@@ -219,22 +186,6 @@ fn destination(options: &Run, here: &Surroundings) -> Option<Destination> {
 
 fn parsed(template: &str) -> Result<Prefix, CliError> {
     Prefix::parse(template).map_err(CliError::Usage)
-}
-
-pub(super) fn target(options: &Run, here: &Surroundings) -> Result<Target, CliError> {
-    let given = HostArgs {
-        hosts: options.hosts.clone(),
-        hostfile: options.hostfile.clone(),
-    };
-    Ok(match given.read()? {
-        Some(hosts) if here.has_head => Target::Nodes(hosts),
-        Some(hosts) => Target::Hosts(hosts),
-        None if !here.has_head && options.elastic.host_discovery_script.is_some() => {
-            Target::Discovered
-        }
-        None if here.has_head && !options.local && !options.torch.standalone => Target::Cluster,
-        None => Target::Local,
-    })
 }
 
 fn per_worker(options: &Run) -> Result<Resources, CliError> {

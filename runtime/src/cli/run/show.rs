@@ -11,8 +11,9 @@ use super::super::plan::table;
 use super::args::Run;
 use super::discovery::Hosts;
 use super::place;
-use super::plan::{Plan, Surroundings, Target};
+use super::plan::Plan;
 use super::report::Outcome;
+use super::target::{Surroundings, Target};
 use super::{files, job};
 
 #[derive(Serialize)]

@@ -147,7 +147,7 @@ impl Signals {
                 biased;
                 done = &mut work => return Some(done),
                 heard = self.next(), if !self.hurried => if let Heard::First(signal) = heard {
-                    super::job::say(&format!(
+                    super::say::say(&format!(
                         "{}: the job has ended; another signal, or the same after a second, does not wait for the rest",
                         name(signal)
                     ));

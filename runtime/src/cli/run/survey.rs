@@ -13,8 +13,8 @@ use kolo_transport::wire::{
     WorkerState,
 };
 
+use super::super::link::Link;
 use super::super::output::timestamp;
-use super::link::Link;
 use super::prefix::stream_name;
 
 /// How long head and nodes may take together.

@@ -135,7 +135,7 @@ fn length(arg: &OsStr, commands: &[&Command]) -> Option<usize> {
 mod tests {
     use clap::CommandFactory;
 
-    use super::super::super::args::Args;
+    use super::super::super::command::Args;
     use super::*;
 
     fn translated(line: &str) -> String {

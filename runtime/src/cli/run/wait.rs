@@ -8,10 +8,11 @@ use kolo_transport::wire::span::Span;
 use tokio::sync::oneshot;
 
 use super::super::error::CliError;
+use super::super::link::Link;
 use super::before_the_job;
 use super::job::{self, Request};
-use super::link::Link;
 use super::report::Outcome;
+use super::say::say;
 use super::signals::Signals;
 use super::sink::{Sink, WriteError};
 
@@ -43,7 +44,7 @@ pub(super) async fn run(
         if !std::mem::replace(&mut is_told, true) {
             let why = why.lines().next().unwrap_or_default();
             let patience = Span(patience);
-            job::say(&format!("waiting at most {patience} for room: {why}"));
+            say(&format!("waiting at most {patience} for room: {why}"));
         }
         let again = until.min(clock.now() + pause);
         pause = longest.min(pause * 2);

@@ -1,7 +1,8 @@
 use clap::Parser;
 
-use super::super::super::args::{Args, Command};
-use super::super::plan::{Plan, Surroundings, plan};
+use super::super::super::command::{Args, Command};
+use super::super::plan::{Plan, plan};
+use super::super::target::Surroundings;
 use super::*;
 
 fn planned(line: &str, has_head: bool) -> Result<Plan, String> {

@@ -4,7 +4,7 @@ use clap::Parser;
 
 use kolo_transport::wire::Placement;
 
-use super::super::super::args::{Args, Command};
+use super::super::super::command::{Args, Command};
 use super::*;
 
 pub(in super::super) fn options(line: &str) -> Run {

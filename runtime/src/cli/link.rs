@@ -19,7 +19,7 @@ pub(crate) struct Link {
 
 impl Link {
     /// Connects to a node. The endpoint must live as long as the connection.
-    pub(super) async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
+    pub(crate) async fn node(&self, node: &PlacedNode) -> Result<(Endpoint, Connection), String> {
         let own = self.endpoint.local_addr();
         let fits = own.is_ipv4() == node.address.is_ipv4()
             && (own.ip().is_unspecified()
