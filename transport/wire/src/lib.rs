@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod call;
+pub mod cluster;
 pub mod daemon;
 pub mod elastic;
 pub mod failure;
@@ -37,6 +38,7 @@ pub mod worker;
 use serde::{Deserialize, Serialize};
 
 pub use call::{CallFailure, CallFrame, CallOp, CallReply, FailureKind, Outcome};
+pub use cluster::{ClusterInfo, NodeInfo};
 pub use daemon::{DaemonState, FolderState, FolderUse};
 pub use elastic::{
     Cooldown, Elastic, GroupFilter, Handover, HealthCheck, JobHost, LeftOut, MembershipInfo,
@@ -47,9 +49,9 @@ pub use head::{
     HeadReply, HeadRequest, MetricSum, NodeDrain, NodeEvent, NodeRegistration, SubmitFrame,
 };
 pub use job::{
-    ClusterInfo, Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec,
-    JobState, Member, NodeInfo, NodeShare, PlacedNode, Placement, Program, ProgramHash, WorkerInfo,
-    WorkerSignal, WorkerState, signal_name,
+    Exit, GenerationTable, Installed, InstalledHere, JobEvent, JobInfo, JobSpec, JobState, Member,
+    NodeShare, PlacedNode, Placement, Program, ProgramHash, WorkerInfo, WorkerSignal, WorkerState,
+    signal_name,
 };
 pub use join::{JoinReply, JoinRequest, Welcome};
 pub use network::{
