@@ -105,10 +105,19 @@ impl Cause {
         bytes
     }
 
-    /// Parses a payload. `None` if it is no cause. Never panics.
+    /// Parses a payload. `None` if it is no cause, or an error that a rank can have of itself alone. Never panics.
     #[must_use]
     pub fn parse(payload: &[u8]) -> Option<Self> {
-        rmp_serde::from_slice(payload).ok()
+        let cause = rmp_serde::from_slice(payload).ok()?;
+        let is_of_the_rank_alone = matches!(
+            cause,
+            Self::Failure(
+                CollectiveError::Aborted { .. }
+                    | CollectiveError::Revoked { .. }
+                    | CollectiveError::Invalid { .. }
+            )
+        );
+        (!is_of_the_rank_alone).then_some(cause)
     }
 }
 

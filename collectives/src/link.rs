@@ -99,7 +99,8 @@ pub(crate) struct Link {
     kind: &'static str,
     /// A task is making the lane.
     pub(crate) connecting: bool,
-    /// The peer has asked for a new lane while this one was there: for the peer the lane has ended.
+    /// The peer has asked for a new lane while this one was there. As a rule the lane has ended for the peer; a question that crosses a
+    /// new lane costs one lane more when that one ends.
     pub(crate) requested: bool,
     /// How the last lane ended, while there is no new one.
     pub(crate) ended: Option<Ended>,

@@ -1,6 +1,7 @@
 //! How the communicator of all ranks is made: by a connector, or for a whole group inside this process.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 use kolo_transport::RandomId as _;
 use kolo_transport::ids::{Generation, JobId, Rank};
@@ -143,11 +144,14 @@ pub fn run_local<R: Send>(
     let group = local_group(world_size)?;
     Ok(std::thread::scope(|scope| {
         let body = &body;
-        let spawn = |comm| scope.spawn(move || body(comm));
-        let threads: Vec<_> = group.iter().map(spawn).collect();
-        let results = threads.into_iter().map(|thread| {
-            let result = thread.join();
-            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        // A rank that panics leaves its group, and the others have all members until the last has ended.
+        let spawn = |comm| scope.spawn(move || (body(&comm), comm));
+        let threads: Vec<_> = group.into_iter().map(spawn).collect();
+        let joined = threads.into_iter().map(ScopedJoinHandle::join);
+        let ended: Vec<_> = joined.collect();
+        let results = ended.into_iter().map(|result| match result {
+            Ok((result, _)) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
         });
         results.collect()
     }))

@@ -55,6 +55,9 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         rank: Rank(2),
         reason: "who?".to_owned(),
     });
+    let of_the_rank_alone = Cause::Failure(CollectiveError::Revoked {
+        reason: "you are".to_owned(),
+    });
     for (bytes, contains) in [
         (vec![b'H'; HEADER], "instead of `kolo`"),
         (old, "protocol version 0, this side has 7"),
@@ -73,6 +76,10 @@ fn frames_that_break_the_protocol_are_refused_with_the_senders_name() {
         ),
         (changed(|data| data.offset = 4), "400 bytes at 4"),
         (frame(unknown, b"???"), "a notice that is none"),
+        (
+            notice(Tag::default(), &of_the_rank_alone),
+            "a notice that is none",
+        ),
         (
             notice(Tag::default(), &stranger),
             "a notice about rank 2 of a world of 2",

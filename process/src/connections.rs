@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::net::sockopt::{self, Timeout};
@@ -11,25 +12,25 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 
 use crate::procfs::{self, Process};
 
-/// Ends TCP connections of a session's processes, for both sides: those whose limit for reads and for writes is the number of seconds that
-/// the environment variable `limit` of the process has, and which besides have what Gloo sets: no delay, and addresses used again. Gives
-/// their number.
+/// Ends TCP connections of the processes in sessions, for both sides: those whose limit for reads and for writes is the number of seconds
+/// that the environment variable `limit` of the process has, and which besides have what Gloo sets: no delay, and addresses used again.
+/// Gives their number. Ends none any more once `is_late` is true.
 ///
 /// # Errors
 ///
 /// The first of the system's, when all is tried: `PermissionDenied` if it guards a process against its own supervisor, for instance in some
-/// containers.
-pub fn end_connections(session: u32, limit: &str) -> io::Result<usize> {
+/// containers. A process that ends meanwhile is no error.
+pub fn end_connections(sessions: &[u32], limit: &str, is_late: &Mutex<bool>) -> io::Result<usize> {
     let all = procfs::all().into_iter();
-    let processes = all.filter(|process| process.session == session && !process.dead);
+    let processes = all.filter(|process| sessions.contains(&process.session) && !process.dead);
     let (mut ended, mut failure) = (0, None);
     for process in processes {
         let Some(seconds) = process.seconds(limit) else {
             continue;
         };
-        match end(&process, seconds) {
+        match end(&process, seconds, is_late) {
             Ok(count) => ended += count,
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(_) if !process.is_there() => {}
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -37,6 +38,11 @@ pub fn end_connections(session: u32, limit: &str) -> io::Result<usize> {
 }
 
 impl Process {
+    /// Whether it is the same process still, and runs.
+    fn is_there(&self) -> bool {
+        Self::read(self.pid).is_some_and(|now| now.start == self.start && !now.dead)
+    }
+
     /// The seconds in a variable of its environment; `None` if there are none.
     fn seconds(&self, name: &str) -> Option<Duration> {
         let mut seconds = None;
@@ -50,14 +56,14 @@ impl Process {
 }
 
 /// Ends the connections of one process that have this limit.
-fn end(process: &Process, limit: Duration) -> io::Result<usize> {
+fn end(process: &Process, limit: Duration, is_late: &Mutex<bool>) -> io::Result<usize> {
     let pid = procfs::raw(process.pid).ok_or(rustix::io::Errno::SRCH)?;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-    if Process::read(process.pid).is_none_or(|now| now.start != process.start) {
+    if !process.is_there() {
         return Err(rustix::io::Errno::SRCH.into());
     }
     let folder = format!("/proc/{}/fd", process.pid);
-    let mut ended = 0;
+    let (mut ended, mut failure) = (0, None);
     for entry in fs::read_dir(folder)? {
         let Ok(entry) = entry else {
             continue;
@@ -77,16 +83,21 @@ fn end(process: &Process, limit: Duration) -> io::Result<usize> {
             Ok(socket) => socket,
             // It was closed meanwhile.
             Err(rustix::io::Errno::BADF) => continue,
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                failure = failure.or(Some(error));
+                continue;
+            }
         };
+        if !is_of_gloo(socket.as_fd(), limit).unwrap_or(false) {
+            continue;
+        }
+        let is_late = is_late.lock().unwrap_or_else(PoisonError::into_inner);
         // One that is connected no more needs no end.
-        if is_of_gloo(socket.as_fd(), limit).unwrap_or(false)
-            && rustix::net::shutdown(&socket, Shutdown::Both).is_ok()
-        {
+        if !*is_late && rustix::net::shutdown(&socket, Shutdown::Both).is_ok() {
             ended += 1;
         }
     }
-    Ok(ended)
+    failure.map_or(Ok(ended), |error| Err(error.into()))
 }
 
 fn is_of_gloo(socket: BorrowedFd<'_>, limit: Duration) -> rustix::io::Result<bool> {
@@ -131,9 +142,11 @@ mod tests {
         ]
         .map(connection);
         let own = Process::read(std::process::id()).unwrap();
-        let without = end_connections(own.session, "KOLO_NO_SUCH_VARIABLE");
+        let (late, in_time) = (Mutex::new(true), Mutex::new(false));
+        let without = end_connections(&[own.session], "KOLO_NO_SUCH_VARIABLE", &in_time);
         assert_eq!(without.unwrap(), 0, "no process has the variable");
-        assert_eq!(end(&own, LIMIT).unwrap(), 1);
+        assert_eq!(end(&own, LIMIT, &late).unwrap(), 0);
+        assert_eq!(end(&own, LIMIT, &in_time).unwrap(), 1);
         let mut rest = Vec::new();
         assert_eq!(peer.read_to_end(&mut rest).unwrap(), 0);
         assert_eq!(of_gloo.read_to_end(&mut rest).unwrap(), 0);

@@ -1,7 +1,9 @@
 //! The actor of a node, around [`NodeCore`].
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use actix::prelude::*;
 use kolo_core::agent::{METRICS_GROUP, MetricHandler};
@@ -20,6 +22,9 @@ use crate::later::{Timer, later};
 
 /// Messages that may wait for the node's actor. Senders wait when it is full.
 const MAILBOX: usize = 256;
+
+/// The longest that a node waits for the ends of Horovod's connections.
+const HANG_UP: Duration = Duration::from_secs(1);
 
 /// A node: holds resources for jobs and runs their workers. Whatever happens goes into its [`NodeCore`]; whatever comes out
 /// is done here.
@@ -125,7 +130,7 @@ impl NodeColocator {
             Output::Signal(worker, signal) => {
                 actix::spawn(self.homes.signal(worker, signal));
             }
-            Output::HangUp { pid } => hang_up(pid),
+            Output::HangUp { pids } => hang_up(pids),
             Output::Complete(table) => {
                 self.homes.complete(&table);
                 calls.complete(&table);
@@ -158,14 +163,31 @@ impl NodeColocator {
     }
 }
 
-/// Ends Horovod's connections in a process and in what is below it.
-fn hang_up(pid: u32) {
-    match kolo_process::end_connections(pid, GLOO_TIMEOUT) {
-        Ok(ended) => tracing::debug!(pid, ended, "ended connections of Horovod"),
+/// Ends Horovod's connections in processes and in what is below them. A process that the kernel holds up may hold up who looks at it: so a
+/// thread looks, and ends nothing any more when it is not waited for.
+fn hang_up(pids: Vec<u32>) {
+    let limit = Arc::new(Mutex::new(false));
+    let (tell, hear) = mpsc::channel();
+    let is_late = Arc::clone(&limit);
+    let look = move || {
+        let ended = kolo_process::end_connections(&pids, GLOO_TIMEOUT, &is_late);
+        // Nobody hears of it after the limit.
+        let _ = tell.send(ended);
+    };
+    let spawned = std::thread::Builder::new()
+        .name("kolo-hang-up".to_owned())
+        .spawn(look);
+    let ended = spawned.and_then(|_| {
+        hear.recv_timeout(HANG_UP).unwrap_or_else(|_| {
+            *limit.lock().unwrap_or_else(PoisonError::into_inner) = true;
+            Err(io::ErrorKind::TimedOut.into())
+        })
+    });
+    match ended {
+        Ok(ended) => tracing::debug!(ended, "ended connections of Horovod"),
         Err(error) => tracing::warn!(
-            pid,
             %error,
-            "cannot end connections of Horovod, so its workers may notice a loss by {GLOO_TIMEOUT} alone"
+            "can't end connections of Horovod, so its workers may notice a loss by {GLOO_TIMEOUT} alone"
         ),
     }
 }

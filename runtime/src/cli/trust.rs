@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use kolo_transport::identity::Role;
 use kolo_transport::wire::span::Span;
-use kolo_transport::wire::{HeadReply, HeadRequest, RevokedMember, TokenEntry};
+use kolo_transport::wire::{HeadReply, HeadRequest, NodeInfo, RevokedMember, TokenEntry};
 use serde::Serialize;
 
 use super::args::{Connect, Format, count, time_within};
@@ -245,7 +245,12 @@ pub(super) async fn revoke(
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
-    let Found { role, name, seen } = find(&client, options).await?;
+    let Found {
+        role,
+        name,
+        hostname,
+        seen,
+    } = find(&client, options).await?;
     let request = if options.undo {
         HeadRequest::Reinstate {
             role,
@@ -284,8 +289,9 @@ pub(super) async fn revoke(
         late if late.is_empty() => String::new(),
         late => format!("; not yet: {late}, which learn of it when they answer or register again"),
     };
+    let who = hostname.map_or_else(|| name.clone(), |hostname| format!("{hostname} ({name})"));
     out.line(&format!(
-        "{name} {done}; {told} {have} confirmed it{not_yet}"
+        "{who} {done}; {told} {have} confirmed it{not_yet}"
     ))?;
     if !seen {
         // A driver that has started no job is known by its certificate alone.
@@ -299,47 +305,46 @@ pub(super) async fn revoke(
 struct Found {
     role: Role,
     name: String,
+    /// What the operator has called it, if that is no id.
+    hostname: Option<String>,
     /// Whether the head knows it, or knew it when it was revoked.
     seen: bool,
 }
 
-/// The member that is meant: a whole id, or the start of one that the head has seen.
+/// The member that is meant: the one node of a hostname, a whole id, or the start of one that the head has seen.
 async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
     let text = options.member.trim();
+    let cluster = client.cluster().await?;
+    let out = names(&cluster.revoked);
+    if let Some(found) = called(text, options.undo, &cluster.nodes, &out)? {
+        return Ok(found);
+    }
     let role = if text.starts_with("node-") {
         Role::Node
     } else if text.starts_with("driver-") {
         Role::Driver
-    } else if let Some(node) = client.node_named(text).await? {
-        return Ok(Found {
-            role: Role::Node,
-            name: node.node.to_string(),
-            seen: true,
-        });
     } else {
         return Err(CliError::Usage(format!(
-            "`{text}` is not the hostname of one node, and no id; expected a hostname that `kolo status` shows once, node-ID or driver-ID"
+            "`{text}` is no hostname of a node{}, and no id; expected a hostname, node-ID or driver-ID",
+            if options.undo { " that is revoked" } else { "" }
         )));
     };
     let whole = role.to_string().len() + 1 + 16;
-    let cluster = client.cluster().await?;
     let known: BTreeSet<String> = if options.undo {
-        names(&cluster.revoked)
+        out.clone()
     } else {
-        let mut known: BTreeSet<String> = cluster
-            .nodes
-            .iter()
-            .map(|node| node.node.to_string())
-            .collect();
+        let nodes = cluster.nodes.iter().map(|node| node.node.to_string());
         let jobs = client.jobs().await?;
-        known.extend(jobs.iter().map(|job| job.owner.to_string()));
-        known
+        nodes
+            .chain(jobs.iter().map(|job| job.owner.to_string()))
+            .collect()
     };
     if text.len() >= whole {
         return Ok(Found {
             role,
             name: text.to_owned(),
-            seen: known.contains(text) || names(&cluster.revoked).contains(text),
+            hostname: None,
+            seen: known.contains(text) || out.contains(text),
         });
     }
     let list = if role == Role::Node {
@@ -351,12 +356,53 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
         Some(name) => Ok(Found {
             role,
             name,
+            hostname: None,
             seen: true,
         }),
         None => Err(CliError::Usage(format!(
             "the head has seen no {role} whose id begins with `{text}`; give the whole id"
         ))),
     }
+}
+
+/// The node that has this hostname, of those that are out for `--undo`, else of the others. Nothing is guessed: it is the only one, and
+/// no other one's id begins with the text.
+fn called(
+    text: &str,
+    undo: bool,
+    nodes: &[NodeInfo],
+    out: &BTreeSet<String>,
+) -> Result<Option<Found>, CliError> {
+    let there: Vec<&NodeInfo> = nodes
+        .iter()
+        .filter(|node| out.contains(&node.node.to_string()) == undo)
+        .collect();
+    if !there.iter().any(|node| node.hostname == text) {
+        return Ok(None);
+    }
+    let meant: Vec<&&NodeInfo> = there
+        .iter()
+        .filter(|node| node.hostname == text || node.node.to_string().starts_with(text))
+        .collect();
+    if let [only] = meant[..] {
+        return Ok(Some(Found {
+            role: Role::Node,
+            name: only.node.to_string(),
+            hostname: Some(only.hostname.clone()),
+            seen: true,
+        }));
+    }
+    let list: Vec<String> = meant
+        .iter()
+        .map(|node| {
+            let state = if node.alive { "alive" } else { "lost" };
+            format!("{} ({}, {state})", node.node, node.hostname)
+        })
+        .collect();
+    Err(CliError::Usage(format!(
+        "`{text}` may be {}; give the id of one of them",
+        list.join(" or ")
+    )))
 }
 
 fn names(revoked: &[RevokedMember]) -> BTreeSet<String> {
@@ -381,4 +427,58 @@ pub(super) fn show(revoked: &[RevokedMember], out: &mut Output<'_>) -> Result<()
         .collect();
     out.line("")?;
     out.table(["REVOKED", "SINCE", "REASON"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use kolo_transport::ids::{JobId, NodeId};
+    use kolo_transport::wire::Resources;
+
+    use super::*;
+
+    fn node(id: u64, hostname: &str, alive: bool) -> NodeInfo {
+        NodeInfo {
+            node: NodeId(id),
+            hostname: hostname.to_owned(),
+            address: ([127, 0, 0, 1], 1).into(),
+            alive,
+            total: Resources::default(),
+            available: Resources::default(),
+            last_seen_ms: 0,
+            jobs: Vec::<JobId>::new(),
+            draining: false,
+        }
+    }
+
+    #[test]
+    fn a_hostname_is_one_node_or_none_is_revoked() {
+        let nodes = [
+            node(1, "a", true),
+            node(2, "b", false),
+            node(3, "b", true),
+            node(0x1 << 60, "c", true),
+            node(5, "node-1", true),
+        ];
+        let out = BTreeSet::from([NodeId(2).to_string()]);
+        let name = |text: &str, undo: bool, out: &BTreeSet<String>| {
+            called(text, undo, &nodes, out).map(|found| found.map(|found| found.name))
+        };
+        assert_eq!(name("a", false, &out).unwrap(), Some(NodeId(1).to_string()));
+        assert_eq!(name("a", true, &out).unwrap(), None);
+        assert_eq!(name("d", false, &out).unwrap(), None);
+        // The machine was installed anew: the lost node is out already, or else may be meant.
+        assert_eq!(name("b", false, &out).unwrap(), Some(NodeId(3).to_string()));
+        assert_eq!(name("b", true, &out).unwrap(), Some(NodeId(2).to_string()));
+        let error = name("b", false, &BTreeSet::new()).unwrap_err().to_string();
+        assert!(
+            error.contains("(b, lost) or ") && error.contains("(b, alive); give"),
+            "{error}"
+        );
+        // A hostname that another node's id begins with.
+        let error = name("node-1", false, &out).unwrap_err().to_string();
+        assert!(
+            error.contains("(c, alive) or ") && error.contains("(node-1, alive)"),
+            "{error}"
+        );
+    }
 }

@@ -129,7 +129,7 @@ fn only_administrators_make_tokens_and_revoke() {
         (&["token", "create", "--role", "head"], "node, driver"),
         (&["token", "create", "--admin"], "can't be an administrator"),
         (&["token", "revoke", "x"], "8 hexadecimal digits"),
-        (&["revoke", "x"], "not the hostname of one node, and no id"),
+        (&["revoke", "x"], "no hostname of a node, and no id"),
         (&["revoke", "node-00"], "give the whole id"),
         (
             &["revoke", "node-00000000000000zz"],

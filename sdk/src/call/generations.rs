@@ -1,6 +1,6 @@
 //! The generations of an elastic group, and the calls that span them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ struct State {
     /// Values of executables that have handles.
     values: BTreeMap<ObjectId, Arc<Value>>,
     /// Values that are being made. The present generation does not end between two calls before they have handles.
-    making: BTreeSet<ObjectId>,
+    making: BTreeMap<ObjectId, Generation>,
     /// Workers may have values.
     has_made: bool,
     /// Hears of each generation that takes calls. None at the end.
@@ -119,7 +119,7 @@ impl Generations {
                     groups: BTreeMap::from([(table.generation, Arc::clone(&group))]),
                     spans: SpanTable::new(table),
                     values: BTreeMap::new(),
-                    making: BTreeSet::new(),
+                    making: BTreeMap::new(),
                     has_made: false,
                     news: Some(broadcast::Sender::new(NEWS)),
                     offer: None,
@@ -317,7 +317,8 @@ impl Generations {
     pub(super) fn begin_to_make(&self, object: ObjectId) {
         let mut state = self.lock();
         state.has_made = true;
-        state.making.insert(object);
+        let generation = self.newest(&state).generation();
+        state.making.insert(object, generation);
     }
 
     /// The call that was to make a value was not sent.
@@ -523,8 +524,10 @@ impl Listener for Generations {
             return;
         };
         let is_committed = |value: &Arc<Value>| value.progress().is_committed();
-        let is_kept =
-            state.making.is_empty() && (offer.at_commit || state.values.values().all(is_committed));
+        // One of an earlier generation has failed, though its future may not know yet.
+        let mut making = state.making.values();
+        let is_making = making.any(|made_in| *made_in == group.generation());
+        let is_kept = !is_making && (offer.at_commit || state.values.values().all(is_committed));
         if is_kept && !state.spans.is_given() && self.ends(&group, Group::rest) {
             state.spans.hold();
             state.offer = None;

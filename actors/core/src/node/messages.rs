@@ -324,11 +324,11 @@ pub enum Output {
     Sign(WorkerId, Vec<u8>),
     /// Signal a worker.
     Signal(WorkerId, Signal),
-    /// End the connections that Horovod has in a process and what is below it. Done before what follows: an answer says that they are
-    /// ended.
+    /// End the connections that Horovod has in these processes and what is below them. Done before what follows: an answer says that
+    /// they are ended.
     HangUp {
-        /// The process.
-        pid: u32,
+        /// The processes.
+        pids: Vec<u32>,
     },
     /// A generation is complete: calls are for it from now on.
     Complete(Arc<GenerationTable>),

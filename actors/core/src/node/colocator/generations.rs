@@ -136,13 +136,17 @@ impl Colocator {
             .collect()
     }
 
-    /// A generation is over. Its members are told, or lose their connections to each other if they can't be told.
+    /// A generation is over. Its members are told, or lose their connections to each other if they can't be told: Horovod's know no
+    /// generation here, and the head lets none into a later one before the answer.
     pub fn revoke(&self, generation: Generation, message: &ToWorker) -> Vec<Output> {
         let mut outputs = self.tell_members(generation, message);
         let cut = self.slots.values().filter(|entry| {
             entry.state == SlotState::Running && entry.start.on_change == OnChange::Horovod
         });
-        outputs.extend(cut.map(|entry| Output::HangUp { pid: entry.pid }));
+        let pids: Vec<u32> = cut.map(|entry| entry.pid).collect();
+        if !pids.is_empty() {
+            outputs.push(Output::HangUp { pids });
+        }
         outputs
     }
 

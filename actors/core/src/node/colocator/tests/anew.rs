@@ -291,7 +291,7 @@ fn a_generation_that_is_over_ends_the_connections_of_horovod_alone() {
             lost: vec![Rank(1)],
         };
         let outputs = core.revoke(Generation(1), &message);
-        let ended = (on_change == OnChange::Horovod).then_some(Output::HangUp { pid: 100 });
+        let ended = (on_change == OnChange::Horovod).then_some(Output::HangUp { pids: vec![100] });
         assert_eq!(outputs, Vec::from_iter(ended));
     }
 }
