@@ -172,13 +172,15 @@ impl FromStr for TokenId {
 #[non_exhaustive]
 pub enum TokenError {
     /// No such token: never made, revoked, or of another cluster. Ask the head for a new one.
-    #[error("the join token is not known here; ask the head for a new one")]
+    #[error(
+        "the join token is not known here; ask an administrator for a new one (`kolo token create`)"
+    )]
     Unknown,
     /// It expired. Ask the head for a new one.
-    #[error("the join token has expired; ask the head for a new one")]
+    #[error("the join token has expired; ask an administrator for a new one (`kolo token create`)")]
     Expired,
     /// It was used as often as it may be. Ask the head for a new one.
-    #[error("the join token is used up; ask the head for a new one")]
+    #[error("the join token is used up; ask an administrator for a new one (`kolo token create`)")]
     UsedUp,
     /// It is for another role.
     #[error("the join token is for a {allowed}, not for a {asked}")]

@@ -314,7 +314,7 @@ pub fn lay_out(
                 .find(|offer| offer.node == *node)
                 .ok_or_else(|| {
                     PlacementError::Layout(format!(
-                        "{node} is asked for {workers} workers and is not there, or counts as lost"
+                        "{node}, on which {workers} of the workers are to be, is lost or takes no new work; `kolo status` shows the nodes"
                     ))
                 })?;
             let room = offer.room(per_worker);

@@ -163,6 +163,22 @@ impl CliError {
     /// What has failed, and what to do about it, if no connection could be had. Of other failures all is told at once.
     pub(super) fn cause_and_remedy(&self) -> (String, Option<String>) {
         let text = self.to_string();
+        if let Self::Connect {
+            error:
+                ConnectError::Lost {
+                    lost:
+                        ConnectionLost::Closed {
+                            code: CloseCode::Revoked,
+                            reason,
+                        },
+                    ..
+                },
+            ..
+        } = self
+        {
+            let remedy = "an administrator lets it in again by `kolo revoke ID --undo`";
+            return (reason.clone(), Some(remedy.to_owned()));
+        }
         let is_of_connecting = matches!(
             self,
             Self::Address { .. }

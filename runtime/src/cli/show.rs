@@ -54,7 +54,7 @@ pub(super) async fn status(
             count(cluster.running_jobs as usize, "running job"),
         ))?;
         if cluster.nodes.is_empty() {
-            out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT`")?;
+            out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT --token-file FILE`")?;
         } else {
             out.line("")?;
             nodes(&cluster, out)?;

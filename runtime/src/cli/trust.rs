@@ -360,7 +360,12 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
             seen: true,
         }),
         None => Err(CliError::Usage(format!(
-            "the head has seen no {role} whose id begins with `{text}`; give the whole id"
+            "no {role} with an id that begins with `{text}` {}; give the whole id",
+            if options.undo {
+                "is revoked"
+            } else {
+                "is in the lists of nodes and of jobs"
+            }
         ))),
     }
 }

@@ -379,7 +379,9 @@ fn show(shown: &Shown<'_>, format: Format, out: &mut Output<'_>) -> Result<(), C
                 "  export KOLO_HEAD={} KOLO_CREDENTIALS={quoted}",
                 shown.head
             ))?;
-            out.line(if shown.detached {
+            out.line(if shown.nodes.iter().all(|node| node.existing) {
+                "Nothing was started: all nodes were up before."
+            } else if shown.detached {
                 "To end it: kolo down"
             } else {
                 "To end it: Ctrl-C"

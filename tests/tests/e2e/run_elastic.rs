@@ -56,7 +56,7 @@ fn lines(bytes: &[u8]) -> Vec<String> {
     let mut lines: Vec<String> = text(bytes)
         .lines()
         .map(|line| {
-            line.split_once(">: ")
+            line.split_once(">:")
                 .map_or(line, |(_, rest)| rest)
                 .to_owned()
         })

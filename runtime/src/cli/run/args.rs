@@ -47,6 +47,7 @@ pub(crate) struct Run {
         alias = "num_proc",
         value_name = "N",
         value_parser = workers,
+        allow_negative_numbers = true,
         help_heading = "How many workers"
     )]
     pub(crate) num_proc: Option<u32>,

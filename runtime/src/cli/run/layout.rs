@@ -244,6 +244,11 @@ pub(super) fn nodes_called(
                 ));
             }
         };
+        if nodes.iter().any(|info| info.node == node && info.draining) {
+            return usage(format!(
+                "{name} takes no new work, since it is drained or is being stopped; `kolo node undrain {name}` ends a drain"
+            ));
+        }
         if !given.insert(node) {
             return usage(format!(
                 "{name} is {node}, which is given already; give each node once, with all its slots"
