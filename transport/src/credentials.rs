@@ -135,8 +135,8 @@ impl Credentials {
             Err(IdentityError::Certificate {
                 reason: format!(
                     "it is for {}, not for {}",
-                    renewed.identity(),
-                    self.identity()
+                    renewed.identity().uri(),
+                    self.identity().uri()
                 ),
             })
         }

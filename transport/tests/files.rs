@@ -80,7 +80,7 @@ fn credentials_load_whole_while_they_are_replaced_and_after_a_kill_at_any_point(
         // Until it has replaced some, and then a little longer, by another amount each time.
         let mut own = std::collections::BTreeSet::new();
         while own.len() < 3 {
-            own.insert(Credentials::load(&dir).unwrap().identity().to_string());
+            own.insert(Credentials::load(&dir).unwrap().identity().uri());
         }
         std::thread::sleep(Duration::from_micros(430 * round));
         child.kill().unwrap();
