@@ -189,6 +189,11 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
     time_within(text, Duration::from_millis(1), LONGEST)
 }
 
+/// Reads how long a job may run, which may be for weeks.
+pub(super) fn run_time(text: &str) -> Result<Duration, String> {
+    time_within(text, Duration::from_millis(1), 365 * LONGEST)
+}
+
 /// Reads a duration that has limits.
 pub(super) fn time_within(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
     let given = duration(text)?;
@@ -228,6 +233,7 @@ mod tests {
     fn times_have_limits_which_an_error_names() {
         assert_eq!(time("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(time("24h"), Ok(LONGEST));
+        assert_eq!(run_time("14d"), Ok(14 * LONGEST));
         for bad in ["0", "25h"] {
             let error = time(bad).unwrap_err();
             assert!(error.ends_with("allowed is 1ms to 1d"), "{error}");

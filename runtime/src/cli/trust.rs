@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 use kolo_transport::identity::Role;
 use kolo_transport::wire::span::Span;
-use kolo_transport::wire::{HeadReply, HeadRequest, NodeInfo, RevokedMember, TokenEntry};
+use kolo_transport::wire::{
+    HeadReply, HeadRequest, NodeInfo, Refusal, RefusalKind, RevokedMember, TokenEntry,
+};
 use serde::Serialize;
 
 use super::args::{Connect, Format, count, time_within};
@@ -324,7 +326,7 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
     } else if text.starts_with("driver-") {
         Role::Driver
     } else {
-        return Err(CliError::Usage(format!(
+        return Err(unknown(format!(
             "`{text}` is no hostname of a node{}, and no id; expected a hostname, node-ID or driver-ID",
             if options.undo { " that is revoked" } else { "" }
         )));
@@ -359,7 +361,7 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
             hostname: None,
             seen: true,
         }),
-        None => Err(CliError::Usage(format!(
+        None => Err(unknown(format!(
             "no {role} with an id that begins with `{text}` {}; give the whole id",
             if options.undo {
                 "is revoked"
@@ -368,6 +370,11 @@ async fn find(client: &Client, options: &Revoke) -> Result<Found, CliError> {
             }
         ))),
     }
+}
+
+/// There is no such member.
+fn unknown(message: String) -> CliError {
+    Refusal::new(RefusalKind::NotFound, message).into()
 }
 
 /// The node that has this hostname, of those that are out for `--undo`, else of the others. Nothing is guessed: it is the only one, and

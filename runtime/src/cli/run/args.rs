@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::super::args::{number, time, time_within, workers};
+use super::super::args::{number, run_time, time, time_within, workers};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
 
@@ -140,7 +140,7 @@ pub(crate) struct Run {
     #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) start_timeout: Option<Duration>,
     /// End the job when it has run so long, and tell what each rank was at
-    #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]
+    #[arg(long, value_parser = run_time, value_name = "DURATION", help_heading = "Start and end")]
     pub(crate) timeout: Option<Duration>,
     /// How long the job waits for room on a cluster that is busy [default: not at all]
     #[arg(long, value_parser = time, value_name = "DURATION", help_heading = "Start and end")]

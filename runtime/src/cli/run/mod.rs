@@ -78,9 +78,10 @@ fn divided(
     let options = config_file::with_file(options, line)?;
     let here = Surroundings {
         vars: std::env::vars_os().collect(),
-        cwd: std::env::current_dir().map_err(|error| CliError::File {
-            path: ".".into(),
-            error,
+        cwd: std::env::current_dir().map_err(|error| {
+            CliError::Usage(format!(
+                "the current directory can't be found ({error}); change to one that exists"
+            ))
         })?,
         hostname: rustix::system::uname()
             .nodename()
