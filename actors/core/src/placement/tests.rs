@@ -68,7 +68,7 @@ fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
         ask(&[share(7, 1)])
             .unwrap_err()
             .to_string()
-            .contains("is not there")
+            .contains("is lost or takes no new work")
     );
 }
 
