@@ -1,4 +1,4 @@
-//! What workers are started from.
+//! The program and the environment that workers are started from.
 
 use std::any::Any;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub struct InstalledFile {
     pub stdin: bool,
 }
 
-/// What a job's workers are started from.
+/// The program and the environment that a job's workers are started from.
 #[derive(Debug, Clone)]
 pub enum Launch {
     /// A program that was sent here.

@@ -1,4 +1,4 @@
-//! What a process that has ended leaves behind: its last output, and the processes that it has started.
+//! The leftovers of a process that has ended: its last output, and the processes that it has started.
 
 use std::time::Duration;
 

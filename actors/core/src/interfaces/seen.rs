@@ -1,4 +1,4 @@
-//! What was seen of the addresses of some nodes, and the ways that follow from it.
+//! The addresses of some nodes as probers saw them, and the ways that follow from that.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use kolo_wire::InterfaceSelection;
 
 use super::candidates::{Family, Site};
 
-/// What a prober saw of an address.
+/// A prober's finding about an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Seen {
     /// The node that was meant has answered.

@@ -429,6 +429,10 @@ impl<'a> Job<'a> {
             }
             group.missing.clear();
             group.present = table.generation;
+            let shared = table.members.iter().any(|member| member.local_size > 1);
+            if let Some(note) = self.request.if_shared.take_if(|_| shared) {
+                say(note);
+            }
             self.sink.members(table.members).await;
         }
         (group.healthy, group.running) = (true, true);

@@ -1,4 +1,4 @@
-//! What the head knows of a job that has not ended.
+//! The head's knowledge of a job that has not ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
