@@ -440,8 +440,9 @@ impl<'a> Driver<'a> {
         if let CollectiveError::PeerLost { rank, reason } = error
             && self.engine.links[rank.index()].is_over()
         {
-            // Nothing that needs the rank works any more.
+            // Nothing works any more on this rank.
             self.place.signals.lock().lost.add(rank.0, reason);
+            self.ends_call = true;
         }
         if self.ends_call {
             // This rank takes part in nothing more of the call either; peers may be ahead of this operation.

@@ -139,8 +139,12 @@ impl Communicator {
             .inner
             .turn_without_number(alarm, started, OperationKind::Barrier.name())
             .await?;
-        let reason = reason.to_owned();
-        turn.tell_refused(tag, CollectiveError::Aborted { reason });
+        // Peers that have not heard of a loss yet name the lost rank, and not this one.
+        let obstacle = self.inner.signals.lock().obstacle(tag);
+        let given_up = || CollectiveError::Aborted {
+            reason: reason.to_owned(),
+        };
+        turn.tell_refused(tag, obstacle.unwrap_or_else(given_up));
         Ok(())
     }
 
