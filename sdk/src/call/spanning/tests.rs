@@ -134,18 +134,6 @@ fn a_process_in_place_of_a_lost_one_gets_the_call_and_those_that_stay_keep_it() 
 }
 
 #[test]
-fn a_group_grows_while_it_runs() {
-    let (mut spans, now) = three();
-    let effects = spans.generation(table(2, &[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]));
-    assert_eq!(effects.gives, gives(&[3, 4]));
-    for slot in 0..4 {
-        nothing(&returned(&mut spans, now, process(slot, 1), 2));
-    }
-    let all = answer(returned(&mut spans, now, process(4, 1), 0)).unwrap();
-    assert_eq!(all.len(), 5);
-}
-
-#[test]
 fn a_call_that_is_made_between_generations_waits_for_the_next() {
     let now = Instant::now();
     let mut spans = Spans::new(table(1, &[(0, 1), (1, 1)]));

@@ -57,7 +57,7 @@ fn is_late(ctx: &Context) -> Result<Vec<Rank>> {
     }
 }
 
-pub(super) fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
+fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
     ToWorker::Revoke {
         generation,
         cause: "its node has burnt down".to_owned(),
@@ -163,20 +163,6 @@ async fn a_worker_without_a_generation_takes_no_calls_and_joins_a_later_one() {
     group.begin(&[1], sum, &(0,));
     assert_eq!(group.end::<()>(1).unwrap_err().kind, FailureKind::Stale);
     assert_eq!(group.sums(), [(21, 0, 0), (21, 1, 0)]);
-    group.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_of_one_node_grows_to_a_second_one() {
-    let mut group = Group::elastic(&[1, 1]).await;
-    group.complete().await;
-    assert_eq!(group.sums()[1].0, 21);
-    let new = group.add(2).await;
-    group.workers[new].calls.last = 1;
-    group.form(&[0, 1, new]);
-    group.complete().await;
-    assert_eq!(group.sums(), [(33, 0, 0), (33, 1, 1), (33, 2, 0)]);
-    assert!(group.has_told_nothing());
     group.stop().await;
 }
 
