@@ -73,9 +73,10 @@ fn a_step_that_is_not_committed_is_done_again() {
 #[test]
 fn whoever_is_lost_and_whenever_the_others_go_on() {
     type Step = (u64, Id, When, What);
+    type Case<'a> = (usize, &'a [Step], &'a [Id], &'a [(usize, u32)]);
     let kill = |step, by, when| (step, by, when, What::Kill);
     let join = |id| (4, 1, When::BeforeStep, What::Join(id));
-    let cases: [(usize, &[Step], &[Id], &[(usize, u32)]); 4] = [
+    let cases: [Case<'_>; 4] = [
         // The next rank 0 has the state.
         (
             3,

@@ -188,14 +188,10 @@ async fn a_hold_is_seen_at_the_same_commit_on_all_ranks_and_the_loop_goes_on_fro
     group.complete().await;
     group.begin(&[0, 1], steps, &(0, None));
     for index in 0..2 {
-        let generation = Generation(1);
-        let first = FromWorker::Committed {
-            generation,
-            commit: 2,
-            kept: Kept::Made,
-        };
         // The first is the state's sync.
-        assert_eq!(group.told(index).await, first);
+        group
+            .has_commit(index, (Generation(1), 2), Kept::Made)
+            .await;
     }
     // One rank hears of it.
     tell(&group.workers[1].control, hold(Generation(1))).await;

@@ -12,7 +12,9 @@ use kolo_transport::ids::{
 };
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
-use kolo_transport::wire::{CallFailure, FromWorker, GenerationTable, Handover, Member, ToWorker};
+use kolo_transport::wire::{
+    CallFailure, FromWorker, GenerationTable, Handover, Kept, Member, ToWorker,
+};
 use kolo_transport::{Authority, TransportRuntime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -308,6 +310,17 @@ impl Group {
     pub(super) async fn told(&mut self, index: usize) -> FromWorker {
         let told = tokio::time::timeout(LIMIT, self.told[index].recv()).await;
         told.expect("in time").expect("the worker lives")
+    }
+
+    /// The next that a worker says is that it has this commit in a generation.
+    pub(super) async fn has_commit(&mut self, index: usize, at: (Generation, u64), kept: Kept) {
+        let (generation, commit) = at;
+        let expected = FromWorker::Committed {
+            generation,
+            commit,
+            kept,
+        };
+        assert_eq!(self.told(index).await, expected);
     }
 
     pub(super) fn has_told_nothing(&mut self) -> bool {

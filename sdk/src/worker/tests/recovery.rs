@@ -91,12 +91,8 @@ async fn members_go_back_to_their_last_commit_and_a_new_one_gets_it() {
     assert_eq!(group.all::<u64>(&next, &recover(), &(0,)), 1);
     // Each of them can hand the state on from now on (E-1).
     for index in next {
-        let received = FromWorker::Committed {
-            generation: Generation(2),
-            commit: 3,
-            kept: Kept::Received,
-        };
-        assert_eq!(group.told(index).await, received);
+        let kept = Kept::Received;
+        group.has_commit(index, (Generation(2), 3), kept).await;
     }
     let got = group.each::<Got>(&next, &method(7, "get"), &());
     assert_eq!(got, [Ok((2, 1, 1)), Ok((2, 1, 1)), Ok((2, 1, 2))]);

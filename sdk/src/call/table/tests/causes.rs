@@ -68,7 +68,10 @@ fn say(table: &mut Table, now: Instant, call: CallId, word: Word) -> Effects<&'s
     }
 }
 
-/// The last word ends the call, and no other does: with this rank and its end as the first cause, or with the stop.
+/// A rank that is the first cause, and its end. None is the stop.
+type First = Option<(u32, Option<Exit>)>;
+
+/// The last word ends the call with this first cause, and no other does.
 #[test]
 fn the_first_cause_is_told_and_as_early_as_it_is_known() {
     let (half, late, leave) = (ECHO_WAIT / 2, ECHO_WAIT, LEAVE_WAIT);
@@ -76,7 +79,7 @@ fn the_first_cause_is_told_and_as_early_as_it_is_known() {
     let stop = None;
     let own = |rank| Some((rank, None));
     let lost = |rank, exit| Some((rank, Some(exit)));
-    let cases: &[(u32, &[Word], Option<(u32, Option<Exit>)>)] = &[
+    let cases: &[(u32, &[Word], First)] = &[
         // Of a rank that the call is not for, before and after its loss is known.
         (2, &[Blames(0, 2), Lost(2, killed)], lost(2, killed)),
         (2, &[Lost(2, killed), Blames(1, 2)], lost(2, killed)),
