@@ -41,10 +41,11 @@ impl Hosts {
     }
 
     fn cluster(&self) -> TestClusterBuilder {
-        TestCluster::builder()
-            .slots(1)
-            .lease(LEASE)
-            .on_lab(&self.boss, [10, 1, 0, 100].into(), &self.hosts)
+        TestCluster::builder().slots(1).lease(LEASE).on_lab(
+            &self.boss,
+            [10, 1, 0, 100].into(),
+            &self.hosts,
+        )
     }
 }
 
