@@ -1,6 +1,6 @@
 /* What every rank of a peer does: obeys the bench over a Unix socket, and times and checks operations.
  *
- * The bench sends "run SHARE WARM TIMED UNTIMED VARIANT SEED BARRIER" and gets "done TIMED CPU_NS WRONG" and, for each timed
+ * The bench sends "run SHARE WARM TIMED VARIANT SEED BARRIER" and gets "done TIMED WRONG" and, for each timed
  * operation, when it began and ended on the monotonic clock (two little-endian words of 64 bits). While it waits for
  * the bench a rank sleeps, so that it takes nothing from who is measured meanwhile. kolo's own ranks do the same, in Rust.
  *
@@ -57,9 +57,9 @@ static void perform(struct job *job);
 /* A barrier that is not timed. */
 static void meet(void);
 
-static int64_t now_of(clockid_t clock) {
+static int64_t now(void) {
   struct timespec time;
-  clock_gettime(clock, &time);
+  clock_gettime(CLOCK_MONOTONIC, &time);
   return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
@@ -136,8 +136,7 @@ static float *memory_of(size_t elements) {
   return (float *)memory;
 }
 
-static void run(struct job *job, unsigned warm, unsigned timed, unsigned untimed, uint32_t seed, int barrier,
-                FILE *bench) {
+static void run(struct job *job, unsigned warm, unsigned timed, uint32_t seed, int barrier, FILE *bench) {
   int in_place = job->operation == ALL_REDUCE || job->operation == REDUCE || job->operation == BROADCAST;
   job->give = memory_of(given(job));
   job->get = in_place ? job->give : memory_of(gotten(job));
@@ -149,25 +148,16 @@ static void run(struct job *job, unsigned warm, unsigned timed, unsigned untimed
   for (unsigned i = 0; i < warm + timed; i++) {
     prepare(job, seed + i);
     if (barrier) meet();
-    int64_t begun = now_of(CLOCK_MONOTONIC);
+    int64_t begun = now();
     perform(job);
-    int64_t ended = now_of(CLOCK_MONOTONIC);
+    int64_t ended = now();
     if (i >= warm) {
       times[2 * (i - warm)] = begun;
       times[2 * (i - warm) + 1] = ended;
     }
     wrong += check(job, seed + i);
   }
-  /* The processor's time, with nothing around the operations. Zeros stay zeros. */
-  memset(job->give, 0, given(job) * sizeof(float));
-  meet();
-  int64_t spent = now_of(CLOCK_PROCESS_CPUTIME_ID);
-  for (unsigned i = 0; i < untimed; i++) {
-    job->root = (int)(i % (unsigned)job->ranks);
-    perform(job);
-  }
-  spent = now_of(CLOCK_PROCESS_CPUTIME_ID) - spent;
-  fprintf(bench, "done %u %lld %llu\n", timed, (long long)spent, (unsigned long long)wrong);
+  fprintf(bench, "done %u %llu\n", timed, (unsigned long long)wrong);
   fwrite(times, 2 * sizeof(int64_t), timed, bench);
   fflush(bench);
   free(times);
@@ -204,14 +194,13 @@ static void serve(const char *path, enum operation operation, int rank, int rank
   while (fgets(line, sizeof(line), in)) {
     struct job job;
     memset(&job, 0, sizeof(job));
-    unsigned warm, timed, untimed, seed;
+    unsigned warm, timed, seed;
     int barrier;
     job.operation = operation;
     job.rank = rank;
     job.ranks = ranks;
-    if (sscanf(line, "run %zu %u %u %u %d %u %d", &job.share, &warm, &timed, &untimed, &job.variant, &seed, &barrier) != 7)
-      break;
-    run(&job, warm, timed, untimed, seed, barrier, out);
+    if (sscanf(line, "run %zu %u %u %d %u %d", &job.share, &warm, &timed, &job.variant, &seed, &barrier) != 6) break;
+    run(&job, warm, timed, seed, barrier, out);
   }
   fclose(out);
   fclose(in);

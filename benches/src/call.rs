@@ -8,7 +8,7 @@ use futures_util::stream::FuturesUnordered;
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
 
-use crate::raw::{Measured, PAYLOAD, echo, quic};
+use crate::raw::{Measured, PAYLOAD, quic};
 use crate::report::Figure;
 use crate::stats::{Times, Window, median};
 
@@ -23,32 +23,14 @@ const IN_FLIGHT: usize = 64;
 struct Kolo {
     one: Measured,
     fan_out: f64,
-    /// How often this process went to sleep for a call, a fan-out, and a call of many in flight.
-    sleeps: [f64; 3],
-}
-
-/// How often the threads of this process went to sleep so far.
-fn sleeps() -> anyhow::Result<u64> {
-    let mut sum = 0;
-    for thread in std::fs::read_dir("/proc/self/task")? {
-        // A thread may end meanwhile.
-        let status = std::fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
-        let count = status
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-        sum += count.map_or(Ok(0), |count| count.trim().parse::<u64>())?;
-    }
-    Ok(sum)
 }
 
 async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<Kolo> {
     let text = "x".repeat(PAYLOAD);
     let mut times = [Times::default(), Times::default()];
-    let mut slept = [0.0; 3];
     for (index, times) in times.iter_mut().enumerate() {
         let mut warm_up = 200;
         let mut window = Window::new(length);
-        let mut before = 0;
         while window.is_open() {
             let start = Instant::now();
             if index == 0 {
@@ -60,22 +42,17 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
             }
             if warm_up > 0 {
                 warm_up -= 1;
-                if warm_up == 0 {
-                    before = sleeps()?;
-                }
                 window = Window::new(length);
             } else {
                 times.push(start.elapsed());
             }
         }
-        slept[index] = (sleeps()? - before) as f64 / times.len() as f64;
     }
 
     let one = executor.on(Rank(0));
     let call = || one.run(echo_text, (text.clone(),)).into_future();
     let mut in_flight: FuturesUnordered<_> = (0..IN_FLIGHT).map(|_| call()).collect();
     let window = Window::new(length);
-    let before = sleeps()?;
     let start = Instant::now();
     let mut done = 0_u64;
     while window.is_open() {
@@ -84,7 +61,6 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
         in_flight.push(call());
     }
     let rate = done as f64 / start.elapsed().as_secs_f64();
-    slept[2] = (sleeps()? - before) as f64 / done as f64;
     while let Some(rest) = in_flight.next().await {
         rest?;
     }
@@ -97,31 +73,23 @@ async fn measure_kolo(executor: &Executor, length: Duration) -> anyhow::Result<K
     Ok(Kolo {
         one,
         fan_out: all.quantile(0.5),
-        sleeps: slept,
     })
 }
 
-/// How the driver is connected, and what awaits its calls.
+/// What awaits the driver's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Driver {
-    /// `Cluster::connect`, calls awaited on a runtime of one thread, as in the raw peers.
+    /// A runtime of one thread, as in the raw peer.
     Default,
-    /// The same from the main function of a runtime with a thread for each core, as `#[tokio::main]` makes it. It is on
+    /// The main function of a runtime with a thread for each core, as `#[tokio::main]` makes it. It is on
     /// none of these threads.
     ManyThreads,
-    /// The same from a task that was spawned there.
+    /// A task that was spawned there.
     Spawned,
-    /// `Cluster::connect_on` that runtime of one thread.
-    ConnectOn,
 }
 
 impl Driver {
-    const ALL: [Self; 4] = [
-        Self::Default,
-        Self::ManyThreads,
-        Self::ConnectOn,
-        Self::Spawned,
-    ];
+    const ALL: [Self; 3] = [Self::ManyThreads, Self::Default, Self::Spawned];
 
     /// Follows the case's name.
     fn suffix(self) -> &'static str {
@@ -129,7 +97,6 @@ impl Driver {
             Self::Default => "",
             Self::ManyThreads => ", many threads",
             Self::Spawned => ", spawned",
-            Self::ConnectOn => ", connect_on",
         }
     }
 }
@@ -138,14 +105,11 @@ impl Driver {
 fn round(cluster: &TestCluster, driver: Driver, length: Duration) -> anyhow::Result<Kolo> {
     let mut builder = match driver {
         Driver::ManyThreads | Driver::Spawned => tokio::runtime::Builder::new_multi_thread(),
-        Driver::Default | Driver::ConnectOn => tokio::runtime::Builder::new_current_thread(),
+        Driver::Default => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build()?;
     runtime.block_on(async {
-        let connected = match driver {
-            Driver::ConnectOn => cluster.connect_on(runtime.handle().clone()).await?,
-            Driver::Default | Driver::ManyThreads | Driver::Spawned => cluster.connect().await?,
-        };
+        let connected = cluster.connect().await?;
         let work = async move {
             let executor = Executor::builder()
                 .hosts(2)
@@ -170,24 +134,16 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
         .build()?;
     let cluster = runtime.block_on(TestCluster::builder().nodes(2).slots(2).start())?;
     let mut drivers = Driver::ALL.map(|driver| (driver, Vec::new()));
-    let mut peers: [(&'static str, Vec<Measured>); 3] = [
-        ("raw two hops", Vec::new()),
-        ("raw quinn echo", Vec::new()),
-        ("raw unix echo", Vec::new()),
-    ];
+    let mut raw = Vec::new();
     for number in 1..=rounds {
         eprintln!("round {number} of {rounds}");
         for (driver, rounds) in &mut drivers {
-            if *driver == Driver::ConnectOn {
-                // In the middle of what is compared with it.
-                peers[0].1.push(quic::measure_quic(quic::TWO_HOPS, length)?);
-            }
             rounds.push(round(&cluster, *driver, length)?);
+            if *driver == Driver::Default {
+                // In the middle of what is compared with it.
+                raw.push(quic::measure(length)?);
+            }
         }
-        peers[1]
-            .1
-            .push(quic::measure_quic(quic::QUIC_ECHO, length)?);
-        peers[2].1.push(echo::measure_unix(length)?);
     }
     runtime.block_on(cluster.stop())?;
 
@@ -207,21 +163,11 @@ pub(crate) fn run(rounds: u32, length: Duration) -> anyhow::Result<Vec<Figure>> 
         let p99 = figure("sequential", "p99", "us", of(|k| k.one.p99));
         let rate = figure("64 in flight", "rate", "calls/s", of(|k| k.one.rate));
         let fan_out = figure("fan-out to 4", "p50", "us", of(|k| k.fan_out));
-        for (peer, rounds) in &peers {
-            let of =
-                |pick: fn(&Measured) -> f64| median(&rounds.iter().map(pick).collect::<Vec<_>>());
-            figures.push(p50.beside(peer, of(|m| m.p50)));
-            figures.push(p99.beside(peer, of(|m| m.p99)));
-            figures.push(rate.beside(peer, of(|m| m.rate)));
-        }
+        let raw_of = |pick: fn(&Measured) -> f64| median(&raw.iter().map(pick).collect::<Vec<_>>());
+        figures.push(p50.beside("raw", raw_of(|m| m.p50)));
+        figures.push(p99.beside("raw", raw_of(|m| m.p99)));
+        figures.push(rate.beside("raw", raw_of(|m| m.rate)));
         figures.push(fan_out.beside("one call", p50.value));
-        for (index, case) in ["sequential", "fan-out to 4", "64 in flight"]
-            .into_iter()
-            .enumerate()
-        {
-            let sleeps: Vec<f64> = kolo.iter().map(|k| k.sleeps[index]).collect();
-            figures.push(figure(case, "sleeps", "a call", median(&sleeps)));
-        }
     }
     Ok(figures)
 }

@@ -1,10 +1,8 @@
-//! Commits of elastic states: beside a short all-reduce, beside a copy of the same bytes, and with checkpoints beside without.
+//! Commits of elastic states: beside a short all-reduce, and beside a copy of the same bytes.
 
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::time::Instant;
 
-use kolo::elastic::Checkpoints;
 use kolo::prelude::*;
 
 use crate::report::{Figure, Format};
@@ -67,10 +65,9 @@ fn time(ctx: &Context, seconds: f64, mut operation: impl FnMut() -> Result<()>) 
     Ok(series(operations)? * 1e6)
 }
 
-/// The times of one round: an all-reduce, a commit of nothing; then for each size a copy, a copy and an all-reduce, a commit, and a
-/// commit with checkpoints.
+/// The times of one round: an all-reduce, a commit of nothing; then for each size a copy, a copy and an all-reduce, and a commit.
 #[kolo::function]
-fn commits(ctx: &Context, sizes: Vec<u64>, seconds: f64, directory: PathBuf) -> Result<Vec<f64>> {
+fn commits(ctx: &Context, sizes: Vec<u64>, seconds: f64) -> Result<Vec<f64>> {
     let reduce = || ctx.comm().all_reduce(&mut [1_u32], ReduceOp::Max);
     let mut times = vec![time(ctx, seconds, || Ok(reduce()?))?];
     let committed = |mut state: State<Model>| {
@@ -95,11 +92,7 @@ fn commits(ctx: &Context, sizes: Vec<u64>, seconds: f64, directory: PathBuf) -> 
             copy();
             Ok(reduce()?)
         })?);
-        times.push(committed(State::new(Model(model.clone())))?);
-        let checkpoints = Checkpoints::in_directory(directory.join(size.to_string()));
-        times.push(committed(
-            State::new(Model(model)).checkpoints(checkpoints),
-        )?);
+        times.push(committed(State::new(Model(model)))?);
     }
     Ok(times)
 }
@@ -121,9 +114,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
             .await?;
         for number in 1..=options.rounds {
             eprintln!("round {number} of {}", options.rounds);
-            let directory = tempfile::tempdir()?;
-            let place = directory.path().to_owned();
-            let args = (options.bytes.clone(), options.seconds, place);
+            let args = (options.bytes.clone(), options.seconds);
             let times = executor.run(commits, args).await?;
             // The same on all ranks.
             rounds.extend(times.into_iter().next());
@@ -159,11 +150,10 @@ fn figures(options: &Options, rounds: &[Vec<f64>]) -> Vec<Figure> {
     ];
     for bytes in &options.bytes {
         let shown = size::show(*bytes);
-        let (copy, both, commit, kept) = (next(), next(), next(), next());
-        let commits = figure(shown.clone(), commit);
+        let (copy, both, commit) = (next(), next(), next());
+        let commits = figure(shown, commit);
         figures.push(commits.beside("copy", copy));
         figures.push(commits.beside("copy and all-reduce", both));
-        figures.push(figure(format!("{shown} with checkpoints"), kept).beside("without", commit));
     }
     figures
 }

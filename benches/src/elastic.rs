@@ -3,7 +3,6 @@
 use crate::launchers::{Launcher, kolo};
 use crate::losses::{Loss, Samples, Scale, Side, measure};
 use crate::report::{Figure, Format};
-use crate::size;
 use crate::stats::median;
 
 /// Losses of one side before it is the other's turn.
@@ -25,9 +24,6 @@ pub(crate) struct Options {
     /// How often each.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
-    /// Size of the state that new ranks get from rank 0; K, M and G are powers of 1024.
-    #[arg(long, default_value = "0", value_parser = size::parse)]
-    bytes: u64,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
@@ -49,7 +45,6 @@ impl Both {
             let scale = Scale {
                 ranks: options.workers as usize,
                 n: TURN.min(options.n - done),
-                bytes: options.bytes,
             };
             done += scale.n;
             for ((samples, works), (side, name)) in both.0.iter_mut().zip(&mut works).zip(sides) {

@@ -31,8 +31,6 @@ pub(crate) enum Launcher {
     Horovodrun,
     /// torch's.
     Torchrun,
-    /// Nothing: kolo alone.
-    None,
 }
 
 /// The steps of a framework's group.

@@ -97,8 +97,6 @@ pub(crate) enum Side<'a> {
 pub(crate) enum Loss {
     /// Horovod goes on with one rank less; a host is added later.
     Shrink,
-    /// Horovod starts a process on a host that was idle.
-    Replace,
     /// All processes of torch are started anew.
     Restart,
 }
@@ -108,8 +106,6 @@ pub(crate) enum Loss {
 pub(crate) struct Scale {
     pub(crate) ranks: usize,
     pub(crate) n: u32,
-    /// The size of the state that new ranks get.
-    pub(crate) bytes: u64,
 }
 
 /// Where one more rank finds room.
@@ -129,7 +125,7 @@ struct Scene {
 impl Loss {
     fn framework(self) -> Framework {
         match self {
-            Self::Shrink | Self::Replace => Framework::Horovod,
+            Self::Shrink => Framework::Horovod,
             Self::Restart => Framework::Torch,
         }
     }
@@ -143,18 +139,12 @@ impl Loss {
         }
     }
 
-    fn start(self, side: Side<'_>, scale: Scale) -> anyhow::Result<Scene> {
-        let Scale { ranks, n, bytes } = scale;
-        let (count, bytes) = (ranks.to_string(), bytes.to_string());
+    fn start(self, side: Side<'_>, ranks: usize) -> anyhow::Result<Scene> {
+        let count = ranks.to_string();
         let least = self.after(ranks).to_string();
         let framework = self.framework();
         let python = framework.python().map_err(anyhow::Error::msg)?;
-        let steps = [
-            python,
-            "-c".as_ref(),
-            program(framework).as_ref(),
-            bytes.as_ref(),
-        ];
+        let steps = [python, "-c".as_ref(), program(framework).as_ref()];
         let elastic = ["-np", &count, "--min-np", &least, "--max-np", &count];
         let anew = ["--nproc-per-node", &count, "--max-restarts", ENDLESS];
         let (mut command, room) = match side {
@@ -165,8 +155,7 @@ impl Loss {
                     command.args(["--max_restarts", ENDLESS, "--monitor_interval", "0.1"]);
                     (command, Room::Enough)
                 } else {
-                    let spares = if self == Self::Replace { n } else { 0 };
-                    let hosts = Hosts::new(ranks + spares as usize)?;
+                    let hosts = Hosts::new(ranks)?;
                     command.args(elastic).args([
                         "--host-discovery-script",
                         &hosts.script(),
@@ -178,20 +167,16 @@ impl Loss {
             }
             Side::Kolo(kolo) => {
                 let mut command = command([kolo.as_os_str(), OsStr::new("run")])?;
-                let room = if self == Self::Shrink {
+                let room = if self == Self::Restart {
+                    command.arg("--local").args(anew);
+                    Room::Enough
+                } else {
                     let mut nodes = Nodes::new(ranks)?;
                     reach(&mut command, nodes.cluster()?.1)?;
-                    Room::Nodes(Box::new(nodes))
-                } else {
-                    command.arg("--local");
-                    Room::Enough
-                };
-                if self == Self::Restart {
-                    command.args(anew);
-                } else {
                     command.args(elastic);
                     command.args(["--elastic", "horovod", "--max-restarts", ENDLESS]);
-                }
+                    Room::Nodes(Box::new(nodes))
+                };
                 command.arg("--");
                 (command, room)
             }
@@ -263,11 +248,11 @@ impl Samples {
 
 /// Kills the rank in the middle `scale.n` times. A group that does not form is told and not counted, and another job takes over.
 pub(crate) fn measure(loss: Loss, side: Side<'_>, scale: Scale) -> anyhow::Result<Samples> {
-    let Scale { ranks, n, .. } = scale;
+    let Scale { ranks, n } = scale;
     let mut samples = Samples::default();
     let mut number = 0;
     while number < n {
-        let mut scene = loss.start(side, scale)?;
+        let mut scene = loss.start(side, ranks)?;
         let mut group = scene.job.group(ranks, 0.0)?;
         while number < n {
             number += 1;

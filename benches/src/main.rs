@@ -38,10 +38,10 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    /// Calls from the driver to a worker process and back, beside raw echoes over the same links.
+    /// Calls from the driver to a worker process and back, beside a raw echo over the same links.
     #[command(after_help = "Example:\n  kolo-bench call --rounds 5 --seconds 1")]
     Call(Options),
-    /// Commits of elastic states, beside a short all-reduce and a plain copy, with and without checkpoints.
+    /// Commits of elastic states, beside a short all-reduce and a plain copy.
     #[command(after_help = "Example:\n  kolo-bench commit --workers 4 --bytes 64KiB,16MiB")]
     Commit(commit::Options),
     /// From the loss of a worker or a node to the end of the group's first step without it.
@@ -60,7 +60,7 @@ enum Bench {
     /// Which network interfaces connect hosts: the plan for many, and the probe over network namespaces (as root).
     #[command(after_help = "Example:\n  kolo-bench interfaces --rounds 5")]
     Interfaces(Options),
-    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`; of Horovod's and torch's, beside their launchers.
+    /// `kolo run` of a program that does nothing and of one that writes a lot, beside `mpirun`.
     #[command(
         after_help = "Example:\n  cargo build --release -p kolo-runtime --bin kolo && kolo-bench run --rounds 11"
     )]
@@ -135,9 +135,8 @@ fn main() -> anyhow::Result<()> {
         return match role.as_str() {
             echo::UNIX_ECHO => echo::unix_echo(),
             echo::HELLO => echo::hello(),
-            // They end when the measuring process closes the connection, which quinn reports as an error.
-            quic::QUIC_ECHO => quic::serve(false).or(Ok(())),
-            quic::TWO_HOPS => quic::serve(true).or(Ok(())),
+            // It ends when the measuring process closes the connection, which quinn reports as an error.
+            quic::TWO_HOPS => quic::serve().or(Ok(())),
             collectives::ENTER => collectives::enter(),
             collectives::RANK => collectives::rank(),
             other => anyhow::bail!("unknown role `{other}`"),

@@ -1,13 +1,10 @@
 //! From a loss, or another change of the cluster, to the end of the first step of the next generation.
 //!
-//! All times are read off the one monotonic clock of this host: by the driver before it makes the change, by all ranks that stay when
-//! they stop, and by rank 0, which has survived all changes. Parts: `detect`, until the first rank's operation has failed or its
-//! commit was interrupted; `revoke`, until the last one's; `decide`, until rank 0 has the members of the next generation; `connect`, its
-//! first operation there, in which links are made; `sync`, until the loop begins again with the state; `first_step`.
+//! All times are read off the one monotonic clock of this host: by the driver before it makes the change, and by rank 0, which has
+//! survived all changes.
 
 mod bed;
 mod hosts;
-mod peers;
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,11 +12,11 @@ use std::time::Duration;
 use anyhow::ensure;
 use kolo_harness::TestCluster;
 
-use crate::launchers::Launcher;
+use crate::launchers::now;
 use crate::report::{Figure, Format};
 use crate::size;
-use crate::stats::{Times, median};
-use bed::{Bed, Entry, PAUSE, now};
+use crate::stats::Times;
+use bed::{Bed, Entry, PAUSE};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -33,23 +30,12 @@ pub(crate) struct Options {
     /// processors are busy. Ends with exit code 1 if a worker or a node counts as lost (as root).
     #[arg(long, value_parser = crate::seconds, conflicts_with = "kill")]
     calm: Option<f64>,
-    /// The lease of nodes in seconds, where hosts are cut off or packets lost. The default is that of the daemons.
-    #[arg(long, default_value_t = 1.25, value_parser = crate::seconds)]
-    lease: f64,
     /// How often each.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
     /// Size of the state that a replaced worker gets; K, M and G are powers of 1024.
     #[arg(long, default_value = "16MiB", value_parser = size::parse)]
     bytes: u64,
-    /// What to compare a killed worker with, with commas between: the same losses under these launchers, at most 5 times.
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "horovodrun,torchrun"
-    )]
-    peers: Vec<Launcher>,
     /// How to print.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub(crate) format: Format,
@@ -92,30 +78,9 @@ impl Case {
         for (at, entry) in &self.samples {
             totals.push_micros((entry.stepped - at) * 1e3);
         }
-        let part = |pick: fn(f64, &Entry) -> f64| {
-            let parts: Vec<f64> = self
-                .samples
-                .iter()
-                .map(|(at, entry)| pick(*at, entry))
-                .collect();
-            median(&parts)
-        };
         vec![
             figure("p50", totals.quantile(0.5) / 1e3),
             figure("p99", totals.quantile(0.99) / 1e3),
-            figure("detect", part(|at, entry| entry.stopped - at)),
-            figure("revoke", part(|_, entry| entry.revoked - entry.stopped)),
-            // Rank 0 may have the members before the last one stops.
-            figure(
-                "decide",
-                part(|_, entry| (entry.formed - entry.revoked).max(0.0)),
-            ),
-            figure("connect", part(|_, entry| entry.connect)),
-            figure(
-                "sync",
-                part(|_, entry| entry.entered - entry.formed - entry.connect),
-            ),
-            figure("first_step", part(|_, entry| entry.stepped - entry.entered)),
         ]
     }
 }
@@ -147,9 +112,6 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Vec<Figure>> {
             Kill::Cut => hosts::cut(options)?,
         };
         figures.extend(cases.iter().flat_map(|case| case.figures(options.workers)));
-        if *kind == Kill::Worker {
-            peers::beside(&mut figures, options);
-        }
     }
     Ok(figures)
 }

@@ -12,7 +12,7 @@ pub(crate) struct Figure {
     pub(crate) bench: &'static str,
     /// What varied: a number of workers, a way of calling.
     pub(crate) case: String,
-    /// What was measured: `p50`, `p99`, `rate`, `sleeps`.
+    /// What was measured: `p50`, `p99`, `rate`.
     pub(crate) metric: &'static str,
     /// Its unit.
     pub(crate) unit: &'static str,
@@ -69,11 +69,7 @@ pub(crate) enum Format {
 /// Writes to the standard output. Who reads it may have enough and go (`| head`): that is no error.
 pub(crate) fn show(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
-    finish(write(&mut out).and_then(|()| out.flush()))
-}
-
-fn finish(written: io::Result<()>) -> anyhow::Result<()> {
-    match written {
+    match write(&mut out).and_then(|()| out.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => written.context("the figures can't be written"),
     }
@@ -126,17 +122,5 @@ fn number(value: f64) -> String {
         format!("{value:.0}")
     } else {
         format!("{value:.2}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reader_that_has_enough_is_no_error() {
-        finish(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
-        let error = finish(Err(io::ErrorKind::StorageFull.into())).unwrap_err();
-        assert!(error.to_string().contains("can't be written"), "{error:#}");
     }
 }

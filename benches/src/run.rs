@@ -1,6 +1,4 @@
-//! `kolo run` beside `mpirun`: a program that does nothing, and a flood of output; and beside the launchers of Horovod and torch.
-
-mod first_step;
+//! `kolo run` beside `mpirun`: a program that does nothing, and a flood of output.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -200,6 +198,5 @@ pub(crate) fn run(rounds: u32) -> anyhow::Result<Vec<Figure>> {
         spent = spent.beside("mpirun --tag-output", cpu(&theirs));
     }
     figures.extend([rate, spent]);
-    figures.extend(first_step::beside(&kolo, rounds));
     Ok(figures)
 }

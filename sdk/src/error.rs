@@ -10,7 +10,7 @@ use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::JobId;
 use kolo_transport::join::JoinError;
 use kolo_transport::session::RequestError;
-use kolo_transport::wire::{JobState, RankFailure, Refusal};
+use kolo_transport::wire::{JobState, NodeReply, PlacedNode, RankFailure, Refusal};
 
 pub use crate::call::{BusyRank, CallError, CallErrorKind, FailedCall, RankCause, RankError};
 pub use crate::entry::EntryError;
@@ -342,6 +342,30 @@ fn worker_text(message: &str, failure: Option<&RankFailure>) -> String {
 }
 
 impl StartError {
+    pub(crate) fn unreachable(node: &PlacedNode, error: &dyn fmt::Display) -> Self {
+        Self::NodeUnreachable {
+            hostname: node.hostname.clone(),
+            address: node.address,
+            reason: error.to_string(),
+        }
+    }
+
+    /// A node was asked for something, and its reply is not the one that was hoped for.
+    pub(crate) fn unfit(node: &PlacedNode, what: &'static str, reply: NodeReply) -> Self {
+        let hostname = node.hostname.clone();
+        match reply {
+            NodeReply::Refused(refusal) => Self::NodeRefused {
+                hostname,
+                what,
+                refusal,
+            },
+            other => Self::Unexpected {
+                from: hostname,
+                reply: format!("{other:?}"),
+            },
+        }
+    }
+
     /// Whether the same start may succeed later without a change: resources may be free by then, a node may be
     /// back. A mistake in the options or a program that does not start is not.
     pub fn is_retryable(&self) -> bool {

@@ -63,34 +63,22 @@ pub trait ArgumentTuple {
     fn encode(&self) -> Result<Vec<u8>, CodecError>;
 }
 
+/// For the tuple in brackets, and for those that are one longer each.
 macro_rules! argument_tuples {
-    ($($count:literal: $($name:ident $index:tt)*;)*) => {$(
+    ([$($name:ident $index:tt)*]) => {
         impl<$($name: Serialize + 'static),*> ArgumentTuple for ($($name,)*) {
             fn encode(&self) -> Result<Vec<u8>, CodecError> {
-                ArgumentWriter::new($count)$(.add(&self.$index, codec::write))*.finish()
+                const ALL: &[u8] = &[$($index),*];
+                ArgumentWriter::new(ALL.len() as u8)$(.add(&self.$index, codec::write))*.finish()
             }
         }
-    )*};
+    };
+    ([$($name:ident $index:tt)*] $next:ident $at:tt $($more:tt)*) => {
+        argument_tuples!([$($name $index)*]);
+        argument_tuples!([$($name $index)* $next $at] $($more)*);
+    };
 }
-argument_tuples! {
-    0: ;
-    1: A 0;
-    2: A 0 B 1;
-    3: A 0 B 1 C 2;
-    4: A 0 B 1 C 2 D 3;
-    5: A 0 B 1 C 2 D 3 E 4;
-    6: A 0 B 1 C 2 D 3 E 4 F 5;
-    7: A 0 B 1 C 2 D 3 E 4 F 5 G 6;
-    8: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7;
-    9: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8;
-    10: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9;
-    11: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10;
-    12: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11;
-    13: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12;
-    14: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13;
-    15: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14;
-    16: A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14 P 15;
-}
+argument_tuples!([] A 0 B 1 C 2 D 3 E 4 F 5 G 6 H 7 I 8 J 9 K 10 L 11 M 12 N 13 O 14 P 15);
 
 /// Proof that a type is an [`Argument`], an [`Output`] or a [`Failure`]: it has the usual traits.
 #[derive(Debug)]

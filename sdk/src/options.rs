@@ -216,7 +216,7 @@ macro_rules! amounts {
 }
 amounts!(f64 f32 i8 i16 i32 i64 isize u8 u16 u32 u64 usize);
 
-/// The options as they were given.
+/// The options as they were given: a field for each that the builder takes.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) name: Option<String>,

@@ -67,18 +67,6 @@ impl FunctionEntry {
             run,
         }
     }
-
-    /// The name under which it is called: module path, `::` and the function's own name.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Its arguments and result as in the source.
-    #[must_use]
-    pub fn signature(&self) -> &'static str {
-        self.signature
-    }
 }
 
 impl ClassEntry {
@@ -107,18 +95,6 @@ impl ClassEntry {
     pub const fn elastic(mut self, parts: PartsFn) -> Self {
         self.parts = Some(parts);
         self
-    }
-
-    /// The name under which it is created: module path, `::` and the type's own name.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// The arguments of `new` as in the source.
-    #[must_use]
-    pub fn signature(&self) -> &'static str {
-        self.signature
     }
 
     /// Its methods, in the order of the source.
@@ -157,22 +133,24 @@ impl MethodEntry {
             run,
         }
     }
-
-    /// The method's name.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Its arguments and result as in the source.
-    #[must_use]
-    pub fn signature(&self) -> &'static str {
-        self.signature
-    }
 }
 
-macro_rules! debug_as_source {
-    ($($entry:ty),*) => {$(
+macro_rules! as_in_the_source {
+    ($($entry:ident, $name:literal, $signature:literal;)*) => {$(
+        impl $entry {
+            #[doc = $name]
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                self.name
+            }
+
+            #[doc = $signature]
+            #[must_use]
+            pub fn signature(&self) -> &'static str {
+                self.signature
+            }
+        }
+
         impl fmt::Debug for $entry {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}{}", self.name, self.signature)
@@ -180,7 +158,13 @@ macro_rules! debug_as_source {
         }
     )*};
 }
-debug_as_source!(FunctionEntry, ClassEntry, MethodEntry);
+as_in_the_source! {
+    FunctionEntry, "The name under which it is called: module path, `::` and the function's own name.",
+        "Its arguments and result as in the source.";
+    ClassEntry, "The name under which it is created: module path, `::` and the type's own name.",
+        "The arguments of `new` as in the source.";
+    MethodEntry, "The method's name.", "Its arguments and result as in the source.";
+}
 
 /// Why a program can't take part in any job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -22,15 +22,13 @@ const GRACE: Duration = Duration::from_secs(3);
 pub(crate) struct Series {
     /// Of each operation, in microseconds: from when the last rank began it to when the last rank ended it.
     pub(crate) times: Vec<f64>,
-    /// The processor's time of all ranks for one operation, in microseconds.
-    pub(crate) cpu: f64,
     /// How kolo's ranks did it.
     pub(crate) how: Option<How>,
 }
 
 impl Series {
     /// Puts the answers of all ranks together.
-    pub(crate) fn new(answers: &[Answer], untimed: u32) -> anyhow::Result<Self> {
+    pub(crate) fn new(answers: &[Answer]) -> anyhow::Result<Self> {
         let count = answers.first().map_or(0, |answer| answer.stamps.len());
         let wrong: u64 = answers.iter().map(|answer| answer.wrong).sum();
         anyhow::ensure!(wrong == 0, "{wrong} values of the results were wrong");
@@ -46,10 +44,8 @@ impl Series {
                 (ended - begun) as f64 / 1e3
             })
             .collect();
-        let cpu: u64 = answers.iter().map(|answer| answer.cpu).sum();
         Ok(Self {
             times,
-            cpu: cpu as f64 / 1e3 / f64::from(untimed.max(1)),
             how: How::of_all(answers.iter().filter_map(|answer| answer.how.as_ref())),
         })
     }
@@ -220,7 +216,7 @@ impl Group {
         }
         match failure {
             Some(error) => Err(error),
-            None => Series::new(&answers, run.untimed),
+            None => Series::new(&answers),
         }
     }
 }

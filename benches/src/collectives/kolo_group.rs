@@ -22,7 +22,7 @@ use super::Options;
 use super::group::{Group, Link, Processes};
 use super::hosts::Hosts;
 use super::rank::{Admission, MOST_SOCKETS, RANK, Request, Setup};
-use super::wire::Operation;
+use super::wire::{Lane, Operation};
 use crate::raw::child::ROLE;
 
 /// Certificates are for one run.
@@ -64,9 +64,6 @@ pub(crate) fn start(
                 mtu: hosts.holder(*host).map(|_| options.mtu()),
                 job: job.0,
                 sockets: peers,
-                algorithm: options
-                    .algorithm
-                    .map(|algorithm| algorithm.name().to_owned()),
             },
         )?;
         links.push(link);
@@ -101,7 +98,7 @@ fn sockets(
     operation: Operation,
 ) -> anyhow::Result<Vec<Vec<(u32, OwnedFd)>>> {
     let mut all: Vec<Vec<(u32, OwnedFd)>> = host_of.iter().map(|_| Vec::new()).collect();
-    if !options.lane.has_sockets() {
+    if options.lane != Lane::Auto {
         return Ok(all);
     }
     for high in 1..host_of.len() {

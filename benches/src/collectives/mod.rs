@@ -18,11 +18,9 @@ mod wire;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Instant;
 
-use anyhow::Context as _;
-use kolo::collectives::Algorithm;
-
 use crate::report::{self, Format};
 use crate::size;
+use anyhow::Context as _;
 use group::{Group, Series};
 use hosts::Hosts;
 use scratch::Scratch;
@@ -91,15 +89,9 @@ pub(crate) struct Options {
     /// How kolo's bytes travel.
     #[arg(long, value_enum, default_value_t = Lane::Auto)]
     lane: Lane,
-    /// kolo reduces the caller's own memory. This is the default.
-    #[arg(long, conflicts_with = "shared")]
-    own: bool,
     /// kolo reduces memory from `Communicator::buffer`, which the ranks of a host share (all-reduce).
     #[arg(long)]
     shared: bool,
-    /// Have kolo use this algorithm, over links. One that can't do the operation lists those that can.
-    #[arg(long)]
-    algorithm: Option<Algorithm>,
     /// Rounds; kolo and its peers take turns in each, and medians over the rounds are printed.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -143,23 +135,13 @@ impl Options {
             "--ranks 1 has nobody to share memory with and no lane; leave --shared and --lane out"
         );
         anyhow::ensure!(
-            !self.shared || (self.hosts == 1 && self.lane.shares_memory()),
-            "--shared is for ranks that share memory; use it with --hosts 1 and --lane auto or shm"
+            !self.shared || (self.hosts == 1 && self.lane == Lane::Auto),
+            "--shared is for ranks that share memory; use it with --hosts 1 and --lane auto"
         );
         anyhow::ensure!(
             operation != Operation::SendReceive || self.ranks.is_multiple_of(2),
             "--ranks is {}; send-receive has ranks in pairs, so use an even number",
             self.ranks
-        );
-        anyhow::ensure!(
-            self.lane != Lane::Shm || self.hosts == 1,
-            "--lane shm is for one host: hosts share no memory; use --lane auto for shared memory inside of each"
-        );
-        anyhow::ensure!(
-            self.lane != Lane::Unix || self.ranks > self.hosts,
-            "--lane unix is for ranks of one host, and with --ranks {} on --hosts {} no host has two",
-            self.ranks,
-            self.hosts
         );
         anyhow::ensure!(
             self.mtu.is_none() || self.hosts > 1,
@@ -170,23 +152,9 @@ impl Options {
             "--sizes is for what ranks send each other, which in a barrier is nothing; leave it out"
         );
         anyhow::ensure!(
-            self.lane != Lane::Shm || self.algorithm.is_none(),
-            "--algorithm is for links, and --lane shm uses none; leave one of them out"
-        );
-        anyhow::ensure!(
             !self.peers.contains(&Peer::None) || self.peers.iter().all(|peer| *peer == Peer::None),
             "--peers has none and others; leave one of them out"
         );
-        if let Some(algorithm) = self.algorithm {
-            let able = Algorithm::able(operation.kind());
-            let names: Vec<&str> = able.iter().map(|algorithm| algorithm.name()).collect();
-            anyhow::ensure!(
-                able.contains(&algorithm),
-                "--algorithm {algorithm} can't do {}; these can: {}",
-                operation.name(),
-                names.join(", ")
-            );
-        }
         Ok(())
     }
 
@@ -417,7 +385,6 @@ fn compare(
                 share: operation.share(bytes, options.ranks),
                 warm: 2,
                 timed: if bytes <= SMALL { 20 } else { 3 },
-                untimed: 1,
                 variant,
                 seed,
                 barrier: operation.wants_barrier() || bytes > SMALL,
@@ -435,14 +402,9 @@ fn compare(
             let shortest = series.times.iter().copied().fold(time, f64::min).max(0.05);
             let fit = (options.seconds * 1e6 / shortest).ceil();
             #[allow(clippy::cast_sign_loss)] // times are not negative
-            let (timed, untimed) = (
-                fit.clamp(5.0, most.clamp(5.0, 20_000.0)) as u32,
-                // Enough of the shortest ones, too, that how the ranks begin and end makes no difference.
-                (fit / 2.0).clamp(2.0, 1e6) as u32,
-            );
+            let timed = fit.clamp(5.0, most.clamp(5.0, 20_000.0)) as u32;
             run.timed = timed;
             run.warm = (timed / 20).clamp(1, 200);
-            run.untimed = untimed;
             if best.as_ref().is_none_or(|(fastest, _)| time < *fastest) {
                 best = Some((time, run));
             }

@@ -57,7 +57,6 @@ pub(crate) struct Setup {
     pub(crate) job: u64,
     /// The ranks to which sockets came, in their order.
     pub(crate) sockets: Vec<u32>,
-    pub(crate) algorithm: Option<String>,
 }
 
 /// What a rank asks for: a certificate for its key.
@@ -178,11 +177,6 @@ fn communicator(
         Communicator::new(rank, world, GENERATION, job, connector, handle)?.with_timeout(LIMIT);
     comm.set_table(table)?;
     comm.set_layout(Layout::of_hosts(&setup.host_of))?;
-    if let Some(algorithm) = &setup.algorithm {
-        let mut tuning = comm.tuning();
-        tuning.force = Some(algorithm.parse()?);
-        comm.set_tuning(tuning);
-    }
     let acceptor = comm.acceptor();
     for (peer, socket) in sockets {
         if peer < setup.rank {
@@ -265,10 +259,6 @@ impl Links {
         let lane = UnixLane::from_std(socket).map_err(|error| LaneError::Unreachable {
             reason: error.to_string(),
         })?;
-        let lane = match self.way {
-            Way::Unix => lane.without_rings(),
-            _ => lane,
-        };
         lane.greeted(hello, peer, limit).await
     }
 
@@ -311,7 +301,7 @@ impl Connector for LinkConnector {
                 .map(|member| member.node)
         };
         let here = node(&self.0.hello.rank);
-        let yes = self.0.way.shares_memory() && ranks.iter().all(|rank| node(rank) == here);
+        let yes = self.0.way == Way::Auto && ranks.iter().all(|rank| node(rank) == here);
         Some(Box::pin(std::future::ready(yes)))
     }
 }
@@ -357,7 +347,6 @@ impl Work {
         let mut get = vec![0.0_f32; part.gotten()];
         let mut answer = Answer {
             stamps: Vec::with_capacity(run.timed as usize),
-            cpu: 0,
             wrong: 0,
             how: None,
         };
@@ -367,9 +356,9 @@ impl Work {
             if run.barrier {
                 self.comm.barrier()?;
             }
-            let begun = clock(ClockId::Monotonic);
+            let begun = clock();
             self.perform(&part, &mut give, &mut get, round)?;
-            let ended = clock(ClockId::Monotonic);
+            let ended = clock();
             if i >= run.warm {
                 answer.stamps.push((begun, ended));
             }
@@ -380,31 +369,18 @@ impl Work {
             };
             answer.wrong += part.check(result, round);
         }
-        answer.how = self.how()?;
-        // The processor's time, with nothing around the operations. Zeros stay zeros.
-        give.values().fill(0.0);
-        self.comm.barrier()?;
-        let spent = clock(ClockId::ProcessCPUTime);
-        for round in 0..run.untimed {
-            self.perform(&part, &mut give, &mut get, round)?;
-        }
-        answer.cpu = u64::try_from(clock(ClockId::ProcessCPUTime) - spent)?;
+        answer.how = self.how();
         Ok(answer)
     }
 
     /// How the last operation was done.
-    fn how(&self) -> anyhow::Result<Option<How>> {
+    fn how(&self) -> Option<How> {
         let last = self.comm.records().pop();
-        let Some(record) = last.filter(|_| self.comm.world_size() > 1) else {
-            return Ok(None);
-        };
-        let lanes = record.lanes.to_string();
-        anyhow::ensure!(
-            self.setup.lane != Way::Shm || lanes.split(',').any(|lane| lane == "shm"),
-            "--lane shm: the ranks share no memory here, their lanes are: {lanes}"
-        );
-        let algorithm = record.operation.algorithm.to_string();
-        Ok(Some(How { lanes, algorithm }))
+        let record = last.filter(|_| self.comm.world_size() > 1)?;
+        Some(How {
+            lanes: record.lanes.to_string(),
+            algorithm: record.operation.algorithm.to_string(),
+        })
     }
 
     /// Does the operation once.
@@ -448,8 +424,8 @@ impl Work {
     }
 }
 
-/// Nanoseconds of a clock.
-fn clock(id: ClockId) -> i64 {
-    let time = clock_gettime(id);
+/// Nanoseconds of the clock that all processes of a host share.
+fn clock() -> i64 {
+    let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }

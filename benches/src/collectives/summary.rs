@@ -36,14 +36,11 @@ impl Entry {
         for series in &self.rounds {
             series.times.iter().for_each(|time| all.push_micros(*time));
         }
-        let cpu: Vec<f64> = self.rounds.iter().map(|series| series.cpu).collect();
-        let (p50, cpu) = (median(&medians), median(&cpu));
+        let p50 = median(&medians);
         Some(Measured {
             p50,
             p99: all.quantile(0.99),
             rate: (bytes > 0).then(|| bytes as f64 / p50 / 1e3),
-            cpu,
-            cpu_rate: (bytes > 0).then(|| cpu / bytes as f64 * 1e3),
             operations: all.len(),
         })
     }
@@ -58,10 +55,6 @@ pub(crate) struct Measured {
     pub(crate) p99: f64,
     /// GB/s: size over p50.
     pub(crate) rate: Option<f64>,
-    /// Processor time of all ranks for one operation, in microseconds.
-    pub(crate) cpu: f64,
-    /// The same for 1 GB of size, in seconds.
-    pub(crate) cpu_rate: Option<f64>,
     /// Operations that were timed.
     pub(crate) operations: usize,
 }
@@ -155,8 +148,6 @@ pub(crate) fn figures(operation: Operation, setting: Setting, rows: &[Row]) -> V
         add("p50", "us", |measured| Some(measured.p50));
         add("p99", "us", |measured| Some(measured.p99));
         add("algbw", "GB/s", |measured| measured.rate);
-        add("cpu", "s/GB", |measured| measured.cpu_rate);
-        add("cpu-each", "us", |measured| Some(measured.cpu));
     }
     lines
 }
@@ -179,17 +170,15 @@ pub(crate) fn legend(operation: Operation, ranks: u32) -> String {
         | Operation::ReduceScatter
         | Operation::AllToAll => (ranks - 1.0) / ranks,
     };
-    format!(
-        "{times}\nGB/s is algbw, size / p50 (busbw is {bus:.2} times as much). CPU is of all ranks together, for one operation and for 1 GB of size.\n{ratios}"
-    )
+    format!("{times}\nGB/s is algbw, size / p50 (busbw is {bus:.2} times as much).\n{ratios}")
 }
 
 /// For people.
 pub(crate) fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
     writeln!(
         out,
-        "{:<10} {:<8} {:>11} {:>11} {:>8} {:>11} {:>9} {:>8}  RATIO",
-        "SIZE", "WHO", "P50 us", "P99 us", "GB/s", "CPU us", "CPU s/GB", "TIMED"
+        "{:<10} {:<8} {:>11} {:>11} {:>8} {:>8}  RATIO",
+        "SIZE", "WHO", "P50 us", "P99 us", "GB/s", "TIMED"
     )?;
     for row in rows {
         let kolo = row
@@ -218,13 +207,11 @@ pub(crate) fn table(out: &mut dyn Write, rows: &[Row]) -> io::Result<()> {
                 _ => String::new(),
             };
             let line = format!(
-                "{shown:<10} {:<8} {:>11.2} {:>11.2} {:>8} {:>11.2} {:>9} {:>8}  {ratio}",
+                "{shown:<10} {:<8} {:>11.2} {:>11.2} {:>8} {:>8}  {ratio}",
                 entry.name,
                 measured.p50,
                 measured.p99,
                 or_dash(measured.rate),
-                measured.cpu,
-                or_dash(measured.cpu_rate),
                 measured.operations,
             );
             writeln!(out, "{}", line.trim_end())?;

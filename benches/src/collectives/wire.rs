@@ -10,7 +10,6 @@ use std::str::FromStr;
 use anyhow::Context as _;
 use kolo::collectives::Algorithm;
 use kolo::collectives::lane::LaneChoice;
-use kolo::collectives::operation::OperationKind;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of one value.
@@ -46,22 +45,6 @@ impl Operation {
             Self::AllToAll => "all-to-all",
             Self::SendReceive => "send-receive",
             Self::Barrier => "barrier",
-        }
-    }
-
-    /// The operation of kolo's collectives.
-    pub(crate) fn kind(self) -> OperationKind {
-        match self {
-            Self::AllReduce => OperationKind::AllReduce,
-            Self::AllGather => OperationKind::AllGather,
-            Self::Broadcast => OperationKind::Broadcast,
-            Self::Reduce => OperationKind::Reduce,
-            Self::Gather => OperationKind::Gather,
-            Self::Scatter => OperationKind::Scatter,
-            Self::ReduceScatter => OperationKind::ReduceScatter,
-            Self::AllToAll => OperationKind::AllToAll,
-            Self::SendReceive => OperationKind::SendReceive,
-            Self::Barrier => OperationKind::Barrier,
         }
     }
 
@@ -102,10 +85,6 @@ impl Operation {
 pub(crate) enum Lane {
     /// As kolo chooses: shared memory inside a host, and TLS over TCP between hosts.
     Auto,
-    /// Shared memory.
-    Shm,
-    /// Unix sockets, without shared memory.
-    Unix,
     /// QUIC, inside a host too.
     Quic,
     /// TLS over TCP, inside a host too.
@@ -116,28 +95,16 @@ impl Lane {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Unix => "unix",
             Self::Quic => "quic",
             Self::Tls => "tls",
         }
-    }
-
-    /// Whether ranks of one host have Unix sockets to each other.
-    pub(crate) fn has_sockets(self) -> bool {
-        matches!(self, Self::Auto | Self::Shm | Self::Unix)
-    }
-
-    /// Whether they also share memory, if all ranks are on one host.
-    pub(crate) fn shares_memory(self) -> bool {
-        matches!(self, Self::Auto | Self::Shm)
     }
 
     /// What links over the network are.
     pub(crate) fn choice(self) -> LaneChoice {
         match self {
             Self::Quic => LaneChoice::Quic,
-            Self::Auto | Self::Shm | Self::Unix | Self::Tls => LaneChoice::Tls,
+            Self::Auto | Self::Tls => LaneChoice::Tls,
         }
     }
 }
@@ -151,8 +118,6 @@ pub(crate) struct Run {
     pub(crate) warm: u32,
     /// Operations that are timed and checked.
     pub(crate) timed: u32,
-    /// Operations one after the other in the end, for the processor's time alone.
-    pub(crate) untimed: u32,
     /// Which way of the contestant's.
     pub(crate) variant: u32,
     /// The values of the first operation; those of later ones follow from it.
@@ -164,11 +129,10 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn send(&self, to: &mut impl Write) -> anyhow::Result<()> {
         let line = format!(
-            "run {} {} {} {} {} {} {}\n",
+            "run {} {} {} {} {} {}\n",
             self.share,
             self.warm,
             self.timed,
-            self.untimed,
             self.variant,
             self.seed,
             u8::from(self.barrier)
@@ -192,7 +156,6 @@ impl FromStr for Run {
             share: number()?,
             warm: number()?.try_into()?,
             timed: number()?.try_into()?,
-            untimed: number()?.try_into()?,
             variant: number()?.try_into()?,
             seed: number()?.try_into()?,
             barrier: number()? != 0,
@@ -205,8 +168,6 @@ impl FromStr for Run {
 pub(crate) struct Answer {
     /// When each timed operation began and ended, in nanoseconds of the monotonic clock.
     pub(crate) stamps: Vec<(i64, i64)>,
-    /// The processor's time for the untimed operations, in nanoseconds.
-    pub(crate) cpu: u64,
     /// Values that were not as they must be.
     pub(crate) wrong: u64,
     /// How it was done, from kolo's ranks.
@@ -251,13 +212,7 @@ impl fmt::Display for How {
 impl Answer {
     pub(crate) fn send(&self, to: &mut impl Write) -> anyhow::Result<()> {
         let mut out = Vec::new();
-        write!(
-            out,
-            "done {} {} {}",
-            self.stamps.len(),
-            self.cpu,
-            self.wrong
-        )?;
+        write!(out, "done {} {}", self.stamps.len(), self.wrong)?;
         if let Some(How { lanes, algorithm }) = &self.how {
             write!(out, " {lanes} {algorithm}")?;
         }
@@ -277,14 +232,14 @@ impl Answer {
             anyhow::bail!("{}", reason.trim_end());
         }
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (count, cpu, wrong, how) = match words[..] {
-            ["done", count, cpu, wrong] => (count, cpu, wrong, None),
-            ["done", count, cpu, wrong, lanes, algorithm] => {
+        let (count, wrong, how) = match words[..] {
+            ["done", count, wrong] => (count, wrong, None),
+            ["done", count, wrong, lanes, algorithm] => {
                 let how = How {
                     lanes: lanes.to_owned(),
                     algorithm: algorithm.to_owned(),
                 };
-                (count, cpu, wrong, Some(how))
+                (count, wrong, Some(how))
             }
             _ => anyhow::bail!("a rank answered `{}`", line.trim_end()),
         };
@@ -299,7 +254,6 @@ impl Answer {
         }
         Ok(Self {
             stamps,
-            cpu: cpu.parse().context("the processor's time")?,
             wrong: wrong.parse().context("the number of wrong values")?,
             how,
         })

@@ -1,10 +1,9 @@
-//! Echo over a Unix socket, and the child that is only spawned.
+//! The echo at the end of a Unix socket, and the child that is only spawned.
 
 use std::io::{Read, Write};
-use std::time::Duration;
 
-use super::child::{RawChild, parent};
-use super::{Measured, measure, whole_frames};
+use super::child::parent;
+use super::whole_frames;
 
 /// Role of the echo at the end of a Unix socket.
 pub(crate) const UNIX_ECHO: &str = "unix-echo";
@@ -40,18 +39,4 @@ pub(crate) fn hello() -> anyhow::Result<()> {
     // Ends with the parent, or is killed by it.
     let _end = socket.read(&mut [0])?;
     Ok(())
-}
-
-/// Measures the Unix socket echo.
-pub(crate) fn measure_unix(length: Duration) -> anyhow::Result<Measured> {
-    let child = RawChild::spawn(UNIX_ECHO, &[])?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let socket = child.socket.try_clone()?;
-        socket.set_nonblocking(true)?;
-        let (recv, send) = tokio::net::UnixStream::from_std(socket)?.into_split();
-        measure(recv, send, length).await
-    })
 }

@@ -1,4 +1,4 @@
-//! Echo over one QUIC stream with mutual TLS, and over that and a Unix socket behind it (two hops).
+//! Echo over one QUIC stream with mutual TLS and a Unix socket behind it: two hops.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,10 +14,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::child::{RawChild, parent};
 use super::echo::UNIX_ECHO;
-use super::{Measured, measure, whole_frames};
+use super::{Measured, whole_frames};
 
-/// Role of the echo over QUIC.
-pub(crate) const QUIC_ECHO: &str = "quic-echo";
 /// Role of the forwarder between QUIC and a Unix socket.
 pub(crate) const TWO_HOPS: &str = "two-hops";
 const CLIENT: &str = "KOLO_BENCH_CLIENT";
@@ -63,7 +61,7 @@ fn unhex(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// The child: one endpoint on a single thread, one connection, one stream.
-pub(crate) fn serve(two_hops: bool) -> anyhow::Result<()> {
+pub(crate) fn serve() -> anyhow::Result<()> {
     let mut socket = parent()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -88,16 +86,7 @@ pub(crate) fn serve(two_hops: bool) -> anyhow::Result<()> {
         )?;
         let connection = endpoint.accept().await.context("no connection")?.await?;
         let (mut send, mut recv) = connection.accept_bi().await?;
-        if two_hops {
-            forward(&mut send, &mut recv).await
-        } else {
-            let mut buffer = BytesMut::new();
-            while recv.read_buf(&mut buffer).await? > 0 {
-                let (_, bytes) = whole_frames(&buffer);
-                send.write_all(&buffer.split_to(bytes)).await?;
-            }
-            Ok(())
-        }
+        forward(&mut send, &mut recv).await
     })
 }
 
@@ -125,10 +114,10 @@ async fn forward(send: &mut quinn::SendStream, recv: &mut quinn::RecvStream) -> 
     tokio::select! { ended = out => ended, ended = back => ended }
 }
 
-/// Measures one of the two from this process, on a single thread too.
-pub(crate) fn measure_quic(role: &str, length: Duration) -> anyhow::Result<Measured> {
+/// Measures it from this process, on a single thread too.
+pub(crate) fn measure(length: Duration) -> anyhow::Result<Measured> {
     let me = Identity::new()?;
-    let child = RawChild::spawn(role, &[(CLIENT, &hex(&me.certificate))])?;
+    let child = RawChild::spawn(TWO_HOPS, &[(CLIENT, &hex(&me.certificate))])?;
     let mut line = String::new();
     BufReader::new(&child.socket).read_line(&mut line)?;
     let (port, certificate) = line
@@ -154,7 +143,7 @@ pub(crate) fn measure_quic(role: &str, length: Duration) -> anyhow::Result<Measu
             .connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), "bench")?
             .await?;
         let (send, recv) = connection.open_bi().await?;
-        let measured = measure(recv, send, length).await;
+        let measured = super::measure(recv, send, length).await;
         connection.close(0_u32.into(), b"done");
         measured
     })

@@ -9,9 +9,13 @@ use kolo_harness::netns::{self, Host, Lab};
 use kolo_harness::{TestCluster, TestClusterBuilder};
 use tokio::time::Instant;
 
-use super::bed::{Bed, now};
+use super::bed::Bed;
 use super::{Case, Options, here};
+use crate::launchers::now;
 use crate::report::Figure;
+
+/// The lease of nodes that daemons have by default.
+const LEASE: Duration = Duration::from_millis(1250);
 
 /// The driver and the head are on a host of their own. Each worker's host has one slot.
 struct Hosts {
@@ -36,11 +40,12 @@ impl Hosts {
         })
     }
 
-    fn cluster(&self, options: &Options) -> TestClusterBuilder {
-        TestCluster::builder()
-            .slots(1)
-            .lease(Duration::from_secs_f64(options.lease))
-            .on_lab(&self.boss, [10, 1, 0, 100].into(), &self.hosts)
+    fn cluster(&self) -> TestClusterBuilder {
+        TestCluster::builder().slots(1).lease(LEASE).on_lab(
+            &self.boss,
+            [10, 1, 0, 100].into(),
+            &self.hosts,
+        )
     }
 }
 
@@ -69,7 +74,7 @@ pub(super) fn cut(options: &Options) -> anyhow::Result<Vec<Case>> {
     let cut = async {
         let mut cut = Case::new("cut");
         let group = |builder: kolo::ExecutorBuilder| builder.workers(count - 1..=count);
-        let mut bed = Bed::start(hosts.cluster(options), group, (count, 0)).await?;
+        let mut bed = Bed::start(hosts.cluster(), group, (count, 0)).await?;
         for number in 1..=options.n {
             eprintln!("cut {number} of {}", options.n);
             let host = &hosts.hosts[bed.youngest_node()?];
@@ -94,7 +99,7 @@ pub(super) fn calm(options: &Options, time: Duration) -> anyhow::Result<Vec<Figu
     let hosts = Hosts::new(count)?;
     let calm = async {
         let group = |builder: kolo::ExecutorBuilder| builder.workers(count - 1..=count);
-        let mut bed = Bed::start(hosts.cluster(options), group, (count, 0)).await?;
+        let mut bed = Bed::start(hosts.cluster(), group, (count, 0)).await?;
         // Not before, as a program of many megabytes is sent at the start.
         for host in hosts.hosts.iter().chain([&hosts.boss]) {
             host.nft("add rule inet test input iifname eth0 numgen random mod 10 == 0 drop")?;

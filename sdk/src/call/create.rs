@@ -40,25 +40,15 @@ pub struct Create<T> {
 impl<T: Executable> Create<T> {
     pub(crate) fn new(target: &Target, args: Result<Vec<u8>, CodecError>) -> Self {
         let object = target.now().new_object();
-        let name = T::NAME.to_owned();
-        let class = name.clone();
+        let class = T::NAME.to_owned();
         let op = match target {
             Target::Fixed(_) => Ok(CallOp::Create { object, class }),
             Target::Elastic(_) if T::ELASTIC => Ok(CallOp::Recover { object, class }),
             Target::Elastic(_) => Err(CallError::Elastic { class }),
         };
-        let request = op.and_then(|op| match args {
-            Ok(body) => Ok(Request {
-                name,
-                op,
-                body: Bytes::from(body),
-                deadline: None,
-            }),
-            Err(reason) => Err(CallError::Arguments { call: name, reason }),
-        });
         Self {
             target: target.clone(),
-            request,
+            request: op.and_then(|op| Request::new(T::NAME.to_owned(), op, args)),
             object,
             class: PhantomData,
         }

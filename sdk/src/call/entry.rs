@@ -12,8 +12,8 @@ use super::failure::{CallError, RankError};
 pub(crate) enum Waiters<W> {
     /// Woken when every rank has returned, or at the first cause of a failure.
     Whole(W),
-    /// One for each rank of the call, in its order.
-    Each(Vec<W>),
+    /// One for each rank of the call, in its order. None once it has its answer, or is gone.
+    Each(Vec<Option<W>>),
 }
 
 /// A waiter's answer. It has one body for each of the waiter's ranks.
@@ -57,18 +57,12 @@ pub(super) struct Entry<W> {
     pub(super) failed: Vec<usize>,
     /// Slots that wait.
     pub(super) missing: usize,
-    pub(super) waiters: EntryWaiters<W>,
+    pub(super) waiters: Waiters<W>,
     pub(super) sent: Instant,
     /// It waits behind another call, and the user knows.
     pub(super) is_told: bool,
     pub(super) deadline: Option<(Instant, Duration)>,
     pub(super) echo_until: Option<Instant>,
-}
-
-#[derive(Debug)]
-pub(super) enum EntryWaiters<W> {
-    Whole(W),
-    Each(Vec<Option<W>>),
 }
 
 impl<W> Entry<W> {
@@ -95,7 +89,7 @@ impl<W> Entry<W> {
     pub(super) fn forget(&mut self, rank: Rank) -> (Vec<Rank>, bool) {
         let waiting = self.waiting(rank).is_some();
         let index = self.index(rank);
-        let EntryWaiters::Each(waiters) = &mut self.waiters else {
+        let Waiters::Each(waiters) = &mut self.waiters else {
             return (Vec::new(), false);
         };
         let wanted = index.and_then(|index| waiters[index].take()).is_some();
@@ -109,8 +103,8 @@ impl<W> Entry<W> {
 
     pub(super) fn has_waiter(&self, index: usize) -> bool {
         match &self.waiters {
-            EntryWaiters::Whole(_) => true,
-            EntryWaiters::Each(waiters) => waiters[index].is_some(),
+            Waiters::Whole(_) => true,
+            Waiters::Each(waiters) => waiters[index].is_some(),
         }
     }
 
@@ -156,7 +150,7 @@ impl<W> Entry<W> {
             Slot::Returned(body) => Some(body),
             _ => None,
         });
-        if let EntryWaiters::Whole(waiter) = self.waiters {
+        if let Waiters::Whole(waiter) = self.waiters {
             effects.completions.push(Completion {
                 waiter,
                 result: Ok(bodies.collect()),
@@ -167,8 +161,8 @@ impl<W> Entry<W> {
     /// Everybody who still waits gets this error.
     pub(super) fn complete_rest(self, error: &CallError, effects: &mut Effects<W>) {
         let waiters = match self.waiters {
-            EntryWaiters::Whole(waiter) => vec![Some(waiter)],
-            EntryWaiters::Each(waiters) => waiters,
+            Waiters::Whole(waiter) => vec![Some(waiter)],
+            Waiters::Each(waiters) => waiters,
         };
         effects
             .completions

@@ -246,7 +246,7 @@ impl Group {
         });
         let waiters = match (each, waiters.next()) {
             (false, Some(waiter)) => Waiters::Whole(waiter),
-            (_, first) => Waiters::Each(first.into_iter().chain(waiters).collect()),
+            (_, first) => Waiters::Each(first.into_iter().chain(waiters).map(Some).collect()),
         };
         let now = Instant::now();
         // A deadline that the clock can't hold is none.

@@ -25,7 +25,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use kolo_transport::ids::Rank;
 use kolo_transport::wire::CallOp;
 use serde::de::DeserializeOwned;
@@ -89,20 +88,11 @@ impl<S: Scope, T> Call<S, T> {
         op: CallOp,
         args: Result<Vec<u8>, CodecError>,
     ) -> Self {
-        let request = match args {
-            Ok(body) => Ok(Request {
-                name,
-                op,
-                body: Bytes::from(body),
-                deadline: None,
-            }),
-            Err(reason) => Err(CallError::Arguments { call: name, reason }),
-        };
         Self {
             target,
             spans: false,
             scope,
-            request,
+            request: Request::new(name, op, args),
             object: None,
             output: PhantomData,
         }

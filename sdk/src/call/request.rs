@@ -26,6 +26,23 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    /// A call with these arguments, as far as they could be encoded.
+    pub(crate) fn new(
+        name: String,
+        op: CallOp,
+        args: Result<Vec<u8>, CodecError>,
+    ) -> Result<Self, CallError> {
+        match args {
+            Ok(body) => Ok(Self {
+                name,
+                op,
+                body: Bytes::from(body),
+                deadline: None,
+            }),
+            Err(reason) => Err(CallError::Arguments { call: name, reason }),
+        }
+    }
+
     /// Whether it can be sent at all.
     pub(crate) fn check(&self) -> Result<(), CallError> {
         if self.body.len() <= MAX_BODY {

@@ -31,7 +31,7 @@ use kolo_transport::wire::{Outcome, RankFailure};
 use self::busy::Unwanted;
 use self::causes::Chase;
 pub(crate) use self::ends::End;
-use super::entry::{Completion, Effects, Entry, EntryWaiters, Slot, Waiters};
+use super::entry::{Completion, Effects, Entry, Slot, Waiters};
 use super::failure::{CallError, RankCause, RankError};
 
 /// How long an echo waits for its cause.
@@ -173,6 +173,11 @@ impl<W> CallTable<W> {
         if self.over.is_some() {
             return Err(self.generation_over(&name));
         }
+        if matches!(waiters, Waiters::Whole(_))
+            && let Some(error) = ranks.iter().find_map(|rank| self.loss(*rank))
+        {
+            return Err(self.lost_before(&name, error));
+        }
         let mut entry = Entry {
             slots: ranks.iter().map(|_| Slot::Waiting).collect(),
             failed: Vec::new(),
@@ -181,17 +186,7 @@ impl<W> CallTable<W> {
             is_told: false,
             deadline,
             echo_until: None,
-            waiters: match waiters {
-                Waiters::Whole(waiter) => {
-                    if let Some(error) = ranks.iter().find_map(|rank| self.loss(*rank)) {
-                        return Err(self.lost_before(&name, error));
-                    }
-                    EntryWaiters::Whole(waiter)
-                }
-                Waiters::Each(waiters) => {
-                    EntryWaiters::Each(waiters.into_iter().map(Some).collect())
-                }
-            },
+            waiters,
             name,
             ranks,
         };
@@ -202,7 +197,7 @@ impl<W> CallTable<W> {
             match self.loss(rank).cloned() {
                 None => send_to.push(rank),
                 Some(error) => {
-                    if let EntryWaiters::Each(waiters) = &mut entry.waiters {
+                    if let Waiters::Each(waiters) = &mut entry.waiters {
                         completions.extend(waiters[index].take().map(|waiter| Completion {
                             waiter,
                             result: Err(self.lost_before(&entry.name, &error)),
@@ -246,7 +241,7 @@ impl<W> CallTable<W> {
                 // Most results of a fan-out change nothing yet.
                 if entry.missing > 0
                     && entry.failed.is_empty()
-                    && matches!(entry.waiters, EntryWaiters::Whole(_))
+                    && matches!(entry.waiters, Waiters::Whole(_))
                 {
                     return Effects::default();
                 }
@@ -485,7 +480,7 @@ impl<W> CallTable<W> {
         let expired = entry.echo_until.is_some_and(|at| at <= now);
         let mut echo: Option<Duration> = None;
         match &entry.waiters {
-            EntryWaiters::Whole(_) => {
+            Waiters::Whole(_) => {
                 if entry.failed.is_empty() {
                     if entry.missing == 0 {
                         entry.complete_whole(effects);
@@ -502,7 +497,7 @@ impl<W> CallTable<W> {
                     }
                 }
             }
-            EntryWaiters::Each(_) => {
+            Waiters::Each(_) => {
                 for index in 0..entry.ranks.len() {
                     if !entry.has_waiter(index) {
                         continue;
@@ -524,7 +519,7 @@ impl<W> CallTable<W> {
                             }
                         },
                     };
-                    if let EntryWaiters::Each(waiters) = &mut entry.waiters {
+                    if let Waiters::Each(waiters) = &mut entry.waiters {
                         let waiter = waiters[index].take();
                         effects
                             .completions

@@ -140,17 +140,3 @@ pub enum NoGeneration {
         generation: Generation,
     },
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lost_state_is_told_in_one_sentence() {
-        let text = StateError::Lost.to_string();
-        assert!(
-            text.ends_with("on all ranks (`State::checkpoints`)"),
-            "{text}"
-        );
-    }
-}

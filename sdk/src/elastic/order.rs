@@ -145,24 +145,4 @@ mod tests {
             .sum();
         assert!(squares < 173.0, "{squares}");
     }
-
-    /// Where one sample goes, and how neighbours lie, over a data set of some size.
-    #[test]
-    fn samples_go_everywhere_and_leave_their_neighbours() {
-        const SAMPLES: u64 = 1_000;
-        let (mut near, mut tenths) = (0, [0_u32; 10]);
-        for epoch in 0..200 {
-            let order = all(SAMPLES, 11, epoch);
-            tenths[(order[0] / (SAMPLES / 10)) as usize] += 1;
-            near += (order.windows(2))
-                .filter(|pair| pair[0].abs_diff(pair[1]) == 1)
-                .count();
-        }
-        // About two neighbours of 1,000 are expected in each epoch, with a standard deviation of 20 in all.
-        assert!((300..500).contains(&near), "{near}");
-        assert!(
-            tenths.iter().all(|count| (6..=38).contains(count)),
-            "{tenths:?}"
-        );
-    }
 }

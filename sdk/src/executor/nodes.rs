@@ -83,7 +83,7 @@ impl Nodes {
         match self.cluster.node_connection(node.node, node.address).await {
             Ok(connection) => Ok(connection),
             Err(NodeConnectError::Endpoint(error)) => Err(error.into()),
-            Err(NodeConnectError::Node(error)) => Err(unreachable(node, &error)),
+            Err(NodeConnectError::Node(error)) => Err(StartError::unreachable(node, &error)),
         }
     }
 
@@ -118,7 +118,7 @@ impl Nodes {
         table: &GenerationTable,
     ) -> Result<(GroupNode, Connection, Stream), StartError> {
         let connection = self.connect(node).await?;
-        let lost = |error: FrameError| unreachable(node, &error);
+        let lost = |error: FrameError| StartError::unreachable(node, &error);
         let mut stream = connection
             .open(Limits::CALLS)
             .await
@@ -151,15 +151,7 @@ impl Nodes {
                 };
                 Ok((node, connection, stream))
             }
-            NodeReply::Refused(refusal) => Err(StartError::NodeRefused {
-                hostname: node.hostname.clone(),
-                what: "calls",
-                refusal,
-            }),
-            other => Err(StartError::Unexpected {
-                from: node.hostname.clone(),
-                reply: format!("{other:?}"),
-            }),
+            other => Err(StartError::unfit(node, "calls", other)),
         }
     }
 }
@@ -167,12 +159,4 @@ impl Nodes {
 /// A node is in another generation already.
 pub(super) fn is_stale(error: &StartError) -> bool {
     matches!(error, StartError::NodeRefused { refusal, .. } if refusal.kind == RefusalKind::Stale)
-}
-
-fn unreachable(node: &PlacedNode, error: &dyn std::fmt::Display) -> StartError {
-    StartError::NodeUnreachable {
-        hostname: node.hostname.clone(),
-        address: node.address,
-        reason: error.to_string(),
-    }
 }

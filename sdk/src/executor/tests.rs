@@ -21,13 +21,8 @@ use crate::error::{CallErrorKind, StartError};
 
 fn failure(job: &FakeJob, rank: u32, exit: Exit) -> RankFailure {
     RankFailure {
-        rank: Rank(rank),
         node: job.node_of(Rank(rank)),
-        hostname: "host".to_owned(),
-        pid: 7,
-        exit,
-        reason: None,
         stderr_tail: vec!["last words".to_owned()],
-        account: None,
+        ..crate::call::test_failure(rank, exit)
     }
 }

@@ -26,11 +26,7 @@ pub(crate) async fn upload(
     program: &Program,
     progress: &Progress,
 ) -> Result<(), StartError> {
-    let lost = |error: FrameError| StartError::NodeUnreachable {
-        hostname: node.hostname.clone(),
-        address: node.address,
-        reason: error.to_string(),
-    };
+    let lost = |error: FrameError| StartError::unreachable(node, &error);
     let began = Instant::now();
     tracing::debug!(node = %node.node, bytes = program.size, "sending the program");
     let _line = progress.begin(program.size);
@@ -64,15 +60,7 @@ pub(crate) async fn upload(
             tracing::debug!(node = %node.node, bytes = program.size, seconds, "program sent");
             Ok(())
         }
-        NodeReply::Refused(refusal) => Err(StartError::NodeRefused {
-            hostname: node.hostname.clone(),
-            what: "the program",
-            refusal,
-        }),
-        other => Err(StartError::Unexpected {
-            from: node.hostname.clone(),
-            reply: format!("{other:?}"),
-        }),
+        other => Err(StartError::unfit(node, "the program", other)),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use kolo::Context;
-use kolo::collectives::{Communicator, local_group};
 use kolo::elastic::{Elastic, ElasticSampler, Parts, State};
+
+use crate::state::group;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
@@ -66,8 +66,7 @@ fn state(model: usize) -> State<Work> {
 /// One round allocates nothing, for a rank that waits for more than 0.1 s says so, and that is sent.
 #[test]
 fn a_third_commit_allocates_nothing() {
-    let group = local_group(2).unwrap();
-    let least = run(group, |ctx| {
+    let least = group(2, |ctx| {
         let mut state = state(10_000);
         let mut commit = || {
             let before = ALLOCATIONS.get();
@@ -81,17 +80,4 @@ fn a_third_commit_allocates_nothing() {
         (0..4).map(|_| commit()).min().unwrap()
     });
     assert_eq!(least, [0, 0]);
-}
-
-fn run<R: Send>(group: Vec<Communicator>, rank: impl Fn(&Context) -> R + Sync) -> Vec<R> {
-    let contexts: Vec<_> = group.into_iter().map(Context::for_tests).collect();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (contexts.iter())
-            .map(|ctx| scope.spawn(|| rank(ctx)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
-    })
 }

@@ -71,9 +71,33 @@ fn a_step_that_is_not_committed_is_done_again() {
 }
 
 #[test]
-fn the_next_rank_0_has_the_state() {
-    let ends = play(3, 3, &[(4, 0, When::BeforeStep, What::Kill)]);
-    assert_exact(&ends, &[1, 2], &[(4, 3), (8, 2)]);
+fn whoever_is_lost_and_whenever_the_others_go_on() {
+    type Step = (u64, Id, When, What);
+    type Case<'a> = (usize, &'a [Step], &'a [Id], &'a [(usize, u32)]);
+    let kill = |step, by, when| (step, by, when, What::Kill);
+    let join = |id| (4, 1, When::BeforeStep, What::Join(id));
+    let cases: [Case<'_>; 4] = [
+        // The next rank 0 has the state.
+        (
+            3,
+            &[kill(4, 0, When::BeforeStep)],
+            &[1, 2],
+            &[(4, 3), (8, 2)],
+        ),
+        // Before the first commit.
+        (3, &[kill(0, 1, When::BeforeStep)], &[0, 2], &[(12, 2)]),
+        (3, &[kill(0, 0, When::BeforeCommit)], &[1, 2], &[(12, 2)]),
+        // While others join (Horovod's #3494: survivors skip the sync that new ranks wait in).
+        (
+            2,
+            &[join(2), join(3), kill(4, 0, When::BeforeCommit)],
+            &[1, 2, 3],
+            &[(4, 2), (8, 3)],
+        ),
+    ];
+    for (size, events, ids, sizes) in cases {
+        assert_exact(&play(size, 4, events), ids, sizes);
+    }
 }
 
 #[test]
@@ -108,29 +132,6 @@ fn two_changes_at_once_are_both_made() {
     let ends = play(3, 4, &[(4, 0, at, drain), (4, 2, at, join)]);
     assert_exact(&ends, &[0, 2, 3], &[(5, 3), (7, 3)]);
     assert_eq!(ends[&0].asked, 1);
-}
-
-#[test]
-fn a_rank_that_is_lost_before_the_first_commit_changes_nothing() {
-    let ends = play(3, 3, &[(0, 1, When::BeforeStep, What::Kill)]);
-    assert_exact(&ends, &[0, 2], &[(12, 2)]);
-    let ends = play(3, 3, &[(0, 0, When::BeforeCommit, What::Kill)]);
-    assert_exact(&ends, &[1, 2], &[(12, 2)]);
-}
-
-/// Horovod's #3494: survivors skip the sync that new ranks wait in.
-#[test]
-fn a_rank_that_is_lost_while_another_one_joins_leaves_nobody_waiting() {
-    let ends = play(
-        2,
-        4,
-        &[
-            (4, 1, When::BeforeStep, What::Join(2)),
-            (4, 1, When::BeforeStep, What::Join(3)),
-            (4, 0, When::BeforeCommit, What::Kill),
-        ],
-    );
-    assert_exact(&ends, &[1, 2, 3], &[(4, 2), (8, 3)]);
 }
 
 /// Horovod's #3399: a sampler that keeps an old rank and size deals samples out twice. Here batches are per rank.

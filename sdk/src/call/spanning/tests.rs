@@ -92,6 +92,13 @@ fn failed(
     spans.result(now, (CALL, process), Generation(0), outcome, Bytes::new())
 }
 
+/// A failure that names rank 1 as its cause.
+fn echo() -> CallFailure {
+    let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
+    echo.caused_by = Some(Rank(1));
+    echo
+}
+
 /// The only answer.
 fn answer(effects: SpanEffects<&'static str>) -> Result<Vec<Bytes>, CallError> {
     assert_eq!(effects.completions.len(), 1, "{effects:?}");
@@ -131,18 +138,6 @@ fn a_process_in_place_of_a_lost_one_gets_the_call_and_those_that_stay_keep_it() 
     nothing(&returned(&mut spans, now, process(1, 2), 0));
     let all = answer(returned(&mut spans, now, process(0, 1), 2)).unwrap();
     assert_eq!(all, bodies(&[[0, 1], [2, 1], [1, 2]]), "in the last ranks");
-}
-
-#[test]
-fn a_group_grows_while_it_runs() {
-    let (mut spans, now) = three();
-    let effects = spans.generation(table(2, &[(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)]));
-    assert_eq!(effects.gives, gives(&[3, 4]));
-    for slot in 0..4 {
-        nothing(&returned(&mut spans, now, process(slot, 1), 2));
-    }
-    let all = answer(returned(&mut spans, now, process(4, 1), 0)).unwrap();
-    assert_eq!(all.len(), 5);
 }
 
 #[test]
@@ -241,9 +236,7 @@ fn a_process_that_is_ahead_of_the_driver_gets_the_call_again() {
 #[test]
 fn an_error_of_a_ranks_own_ends_the_call() {
     let (mut spans, now) = three();
-    let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
-    echo.caused_by = Some(Rank(1));
-    nothing(&failed(&mut spans, now, process(0, 1), echo));
+    nothing(&failed(&mut spans, now, process(0, 1), echo()));
     let own = CallFailure::new(FailureKind::Panic, "index out of bounds");
     let effects = failed(&mut spans, now, process(1, 1), own);
     assert_eq!(effects.cancels, [(Generation(1), CALL, Rank(2))]);
@@ -258,9 +251,7 @@ fn an_error_of_a_ranks_own_ends_the_call() {
 #[test]
 fn an_echo_whose_cause_stays_unknown_ends_the_call_in_time() {
     let (mut spans, now) = three();
-    let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
-    echo.caused_by = Some(Rank(1));
-    nothing(&failed(&mut spans, now, process(0, 1), echo));
+    nothing(&failed(&mut spans, now, process(0, 1), echo()));
     assert_eq!(spans.next_wake(), Some(now + ECHO_WAIT));
     nothing(&spans.tick(now));
     let error = answer(spans.tick(now + ECHO_WAIT)).unwrap_err();
@@ -285,11 +276,6 @@ fn a_function_without_an_elastic_loop_is_to_be_called_again() {
 
 #[test]
 fn an_echo_of_a_lost_rank_is_to_be_called_again() {
-    let echo = || {
-        let mut echo = CallFailure::new(FailureKind::Error, "rank 1 has failed");
-        echo.caused_by = Some(Rank(1));
-        echo
-    };
     let (mut spans, now) = three();
     nothing(&spans.lost(process(1, 1), &failure(1, Exit::Signal(9)), None));
     let error = answer(failed(&mut spans, now, process(0, 1), echo())).unwrap_err();

@@ -5,10 +5,10 @@ use crate::call::failure::CallErrorKind;
 use crate::call::failure::tests::failure;
 use kolo_transport::wire::Exit;
 
+mod causes;
 mod elastic;
 mod losses;
 mod model;
-mod stops;
 
 type Table = CallTable<&'static str>;
 
@@ -31,6 +31,22 @@ fn send<W>(
     table.register(Instant::now(), "f".to_owned(), ranks, None, waiters)
 }
 
+fn one_each<W: Copy>(waiters: &[W]) -> Waiters<W> {
+    Waiters::Each(waiters.iter().copied().map(Some).collect())
+}
+
+/// With a deadline, on all ranks of a table of two.
+fn send_within(
+    table: &mut Table,
+    now: Instant,
+    after: Duration,
+    waiters: Waiters<&'static str>,
+) -> CallId {
+    let deadline = Some((now + after, after));
+    let taken = table.register(now, "f".to_owned(), ranks(0..2), deadline, waiters);
+    taken.unwrap().call
+}
+
 fn whole<W>(table: &mut CallTable<W>, world: u32, waiter: W) -> CallId {
     let taken = send(table, ranks(0..world), Waiters::Whole(waiter));
     taken.unwrap_or_else(|error| panic!("{error}")).call
@@ -38,7 +54,7 @@ fn whole<W>(table: &mut CallTable<W>, world: u32, waiter: W) -> CallId {
 
 fn each(table: &mut Table, waiters: &[&'static str]) -> CallId {
     let all = ranks(0..waiters.len() as u32);
-    let taken = send(table, all, Waiters::Each(waiters.to_vec()));
+    let taken = send(table, all, one_each(waiters));
     taken.unwrap().call
 }
 
@@ -104,80 +120,6 @@ fn what_can_not_be_called_is_refused() {
 }
 
 #[test]
-fn an_echo_waits_for_its_cause() {
-    let (mut table, now) = table(4);
-    let call = whole(&mut table, 4, "w");
-    nothing(&failed(&mut table, now, call, 0, Some(3)));
-    nothing(&failed(&mut table, now, call, 1, Some(3)));
-    assert_eq!(table.next_wake(), Some(now + ECHO_WAIT));
-    let error = error(failed(&mut table, now, call, 3, None), "w");
-    let order: Vec<u32> = error.failures().map(|failure| failure.rank.0).collect();
-    assert_eq!(order, [3, 0, 1]);
-    assert_eq!(table.next_wake(), None);
-}
-
-#[test]
-fn an_echo_of_a_loss_names_the_lost_rank() {
-    // Before and after the loss is known; also of a rank that the call is not for.
-    let (mut table, now) = table(3);
-    let call = whole(&mut table, 2, "w");
-    nothing(&failed(&mut table, now, call, 0, Some(2)));
-    let text = error(table.lost(now, failure(2, Exit::Signal(9)), false), "w").to_string();
-    assert!(
-        text.starts_with("`f` failed on rank 2 (gpu-7): the worker (pid 412) ended with signal 9"),
-        "{text}"
-    );
-    assert!(text.ends_with("and because of that on rank 0"), "{text}");
-    let call = whole(&mut table, 2, "w");
-    assert_eq!(
-        error(failed(&mut table, now, call, 1, Some(2)), "w").rank(),
-        Some(Rank(2))
-    );
-}
-
-#[test]
-fn an_echo_of_a_rank_that_is_well_or_of_itself_is_the_cause() {
-    let (mut table, now) = table(2);
-    let call = whole(&mut table, 2, "w");
-    nothing(&returned(&mut table, now, call, 1));
-    nothing(&failed(&mut table, now, call, 0, Some(1)));
-    assert_eq!(
-        error(table.tick(now + LEAVE_WAIT), "w").rank(),
-        Some(Rank(0))
-    );
-    let call = whole(&mut table, 2, "w");
-    assert_eq!(
-        error(failed(&mut table, now, call, 0, Some(0)), "w").rank(),
-        Some(Rank(0))
-    );
-}
-
-#[test]
-fn the_end_ends_everything_with_its_reason() {
-    let (mut table, now) = table(2);
-    whole(&mut table, 2, "a");
-    each(&mut table, &["b", "c"]);
-    let end = End {
-        reason: "the group was shut down".to_owned(),
-        failure: None,
-    };
-    let effects = table.finish(end);
-    let waiters: Vec<_> = effects
-        .completions
-        .iter()
-        .map(|completion| completion.waiter)
-        .collect();
-    assert_eq!(waiters, ["a", "b", "c"]);
-    for completion in effects.completions {
-        let text = completion.result.unwrap_err().to_string();
-        assert_eq!(text, "`f` has no result: the group was shut down");
-    }
-    let refused = send(&mut table, ranks([0]), Waiters::Whole("w")).unwrap_err();
-    assert_eq!(refused.kind(), CallErrorKind::Ended);
-    nothing(&table.tick(now + ECHO_WAIT));
-}
-
-#[test]
 fn a_group_that_closes_takes_nothing_new_and_ends_what_it_has() {
     let (mut table, now) = table(1);
     let call = whole(&mut table, 1, "a");
@@ -203,25 +145,15 @@ fn a_group_that_closes_takes_nothing_new_and_ends_what_it_has() {
 
 #[test]
 fn a_deadline_names_the_late_ranks_and_cancels_there() {
-    let (mut table, now) = table(3);
+    let (mut table, now) = table(2);
     let after = Duration::from_secs(1);
-    let deadline = Some((now + after, after));
-    let call = table
-        .register(
-            Instant::now(),
-            "f".to_owned(),
-            ranks(0..3),
-            deadline,
-            Waiters::Whole("w"),
-        )
-        .unwrap()
-        .call;
+    let call = send_within(&mut table, now, after, Waiters::Whole("w"));
     nothing(&returned(&mut table, now, call, 1));
     assert_eq!(table.next_wake(), Some(now + after));
     nothing(&table.tick(now + after / 2));
     let effects = table.tick(now + after);
-    assert_eq!(effects.cancels, [(call, ranks([0, 2]))]);
-    let missing = ranks([0, 2]);
+    assert_eq!(effects.cancels, [(call, ranks([0]))]);
+    let missing = ranks([0]);
     assert_eq!(
         error(effects, "w"),
         CallError::Deadline {
@@ -275,18 +207,8 @@ fn a_call_behind_one_that_still_runs_says_so() {
 fn a_deadline_leaves_ready_results_alone_and_tells_an_echo_rather_than_the_time() {
     let (mut table, now) = table(2);
     let after = Duration::from_secs(1);
-    let deadline = Some((now + after, after));
-    let waiters = Waiters::Each(vec!["a", "b"]);
-    let call = table
-        .register(
-            Instant::now(),
-            "f".to_owned(),
-            ranks(0..2),
-            deadline,
-            waiters,
-        )
-        .unwrap()
-        .call;
+    let waiters = one_each(&["a", "b"]);
+    let call = send_within(&mut table, now, after, waiters);
     assert_eq!(
         returned(&mut table, now, call, 0).completions[0].waiter,
         "a"
@@ -294,36 +216,12 @@ fn a_deadline_leaves_ready_results_alone_and_tells_an_echo_rather_than_the_time(
     let effects = table.tick(now + after);
     assert_eq!(effects.cancels, [(call, ranks([1]))]);
     assert_eq!(error(effects, "b").kind(), CallErrorKind::Deadline);
-    let call = table
-        .register(
-            Instant::now(),
-            "f".to_owned(),
-            ranks(0..2),
-            deadline,
-            Waiters::Whole("w"),
-        )
-        .unwrap()
-        .call;
+    let call = send_within(&mut table, now, after, Waiters::Whole("w"));
     nothing(&failed(&mut table, now, call, 0, Some(1)));
     assert_eq!(
         error(table.tick(now + after), "w").kind(),
         CallErrorKind::Error
     );
-}
-
-#[test]
-fn a_dropped_future_cancels_where_there_is_no_result() {
-    let (mut table, now) = table(2);
-    let call = whole(&mut table, 2, "w");
-    nothing(&returned(&mut table, now, call, 0));
-    let effects = table.cancel(call, None);
-    assert_eq!(
-        (effects.completions.len(), effects.cancels),
-        (0, vec![(call, ranks([1]))])
-    );
-    nothing(&table.cancel(call, None));
-    nothing(&returned(&mut table, now, call, 1));
-    assert_eq!(table.in_flight(), 0);
 }
 
 #[test]

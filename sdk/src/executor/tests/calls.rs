@@ -3,30 +3,6 @@
 use super::*;
 
 #[tokio::test]
-async fn calls_reach_every_node_in_the_order_of_submission() {
-    let (executor, _job, fake) = Fake::group(2, 1).await;
-    let mut pending = Vec::new();
-    for count in 0..200_u32 {
-        pending.push(executor.submit(add, count));
-    }
-    for node in &fake.nodes {
-        let mut last = CallId(0);
-        for count in 0..200_u32 {
-            let (call, ranks, _, args) = node.call().await;
-            assert!(call > last);
-            assert_eq!(crate::codec::decode::<(u32,)>(&args).unwrap(), (count,));
-            node.returns(call, ranks[0], &count).await;
-            last = call;
-        }
-    }
-    for (count, calls) in pending.into_iter().enumerate() {
-        for call in calls {
-            assert_eq!(soon(call).await.unwrap(), count as u32);
-        }
-    }
-}
-
-#[tokio::test]
 async fn arguments_over_the_limit_are_refused_before_anything_is_sent() {
     let (executor, _job, fake) = Fake::group(1, 1).await;
     // Zeroes that are never looked at take no memory.

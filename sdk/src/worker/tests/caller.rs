@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use kolo_transport::frame::{self, Decoder, Limits};
 use kolo_transport::ids::{CallId, Generation, ObjectId};
-use kolo_transport::wire::{CallFailure, CallOp, Outcome, WorkerCall, WorkerResult};
+use kolo_transport::wire::{CallFailure, CallOp, FailureKind, Outcome, WorkerCall, WorkerResult};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -62,6 +62,13 @@ impl Caller {
         let (call, frame) = self.frame(op, None, body);
         self.socket.write_all(&frame).unwrap();
         call
+    }
+
+    /// Sends a call of a function with a deadline.
+    pub(super) fn send_within(&mut self, name: &str, deadline_ms: u64, args: &impl Serialize) {
+        let args = codec::encode(args).unwrap();
+        let (_, frame) = self.frame(function(name), Some(deadline_ms), &args);
+        self.socket.write_all(&frame).unwrap();
     }
 
     pub(super) fn receive(&mut self) -> (CallId, Result<Vec<u8>, CallFailure>) {
@@ -127,6 +134,11 @@ impl Caller {
     ) -> Result<T, CallFailure> {
         self.call(method(object, name), args)
     }
+}
+
+/// A failure is of this kind, and has this message and nothing else.
+pub(super) fn is(failure: &CallFailure, kind: FailureKind, message: &str) {
+    assert_eq!(*failure, CallFailure::new(kind, message));
 }
 
 /// A failure has this in its message.

@@ -1,9 +1,5 @@
 //! Functions, arguments, names.
 
-use std::io::Write;
-
-use bytes::BytesMut;
-use kolo_transport::frame;
 use kolo_transport::ids::{CallId, Generation, ObjectId};
 use kolo_transport::wire::{CallFailure, CallOp, FailureKind, WorkerCall};
 
@@ -187,26 +183,6 @@ fn unknown_names_suggest_near_ones() {
         assert_eq!(failure.kind, FailureKind::UnknownTarget);
         says(&failure, &format!("no method `{given}`"));
     }
-}
-
-#[test]
-fn calls_of_another_generation_are_refused() {
-    let mut worker = Worker::start();
-    let head = WorkerCall {
-        call: CallId(1),
-        generation: Generation(2),
-        deadline_ms: None,
-        op: function(divide::NAME),
-    };
-    let mut out = BytesMut::new();
-    frame::encode(&mut out, &head, &codec::encode(&(1, 1)).unwrap()).unwrap();
-    worker.socket.write_all(&out).unwrap();
-    let failure = worker.receive().1.unwrap_err();
-    assert_eq!(failure.kind, FailureKind::Stale);
-    assert_eq!(
-        failure.message,
-        "the call is for generation 2, but this worker is in generation 1"
-    );
 }
 
 #[test]

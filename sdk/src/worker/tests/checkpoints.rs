@@ -37,13 +37,9 @@ async fn new_workers_begin_with_the_checkpoint_of_those_that_are_lost() {
     group.begin(&[0, 1], keeps, &args);
     let mut durable = [0; 2];
     for (index, durable) in durable.iter_mut().enumerate() {
-        let generation = Generation(1);
-        let first = FromWorker::Committed {
-            generation,
-            commit: 2,
-            kept: Kept::Made,
-        };
-        assert_eq!(group.told(index).await, first);
+        group
+            .has_commit(index, (Generation(1), 2), Kept::Made)
+            .await;
         // Those that did not write it know as well.
         let FromWorker::Committed {
             commit,

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use bytes::BytesMut;
 use kolo_transport::frame;
 use kolo_transport::ids::CallId;
-use kolo_transport::wire::{CallFailure, FailureKind};
+use kolo_transport::wire::FailureKind;
 
 use super::Worker;
-use super::caller::{function, method};
+use super::caller::{function, is, method};
 use super::user::*;
 use crate::worker::calls::LoopEnd;
 use crate::{Function, codec};
@@ -17,35 +17,21 @@ use crate::{Function, codec};
 #[test]
 fn deadlines_are_kept_before_the_start_and_at_await_points() {
     let mut worker = Worker::start();
-    let (_, frame) = worker.frame(
-        function(divide::NAME),
-        Some(0),
-        &codec::encode(&(1, 1)).unwrap(),
-    );
-    worker.socket.write_all(&frame).unwrap();
+    worker.send_within(divide::NAME, 0, &(1, 1));
     let failure = worker.receive().1.unwrap_err();
-    assert_eq!(
-        failure,
-        CallFailure::new(
-            FailureKind::Deadline,
-            "the call's deadline passed before it began"
-        )
+    is(
+        &failure,
+        FailureKind::Deadline,
+        "the call's deadline passed before it began",
     );
 
     let (seen, _go) = arrange(1);
-    let (_, frame) = worker.frame(
-        function(never_ends::NAME),
-        Some(50),
-        &codec::encode(&(1,)).unwrap(),
-    );
-    worker.socket.write_all(&frame).unwrap();
+    worker.send_within(never_ends::NAME, 50, &(1,));
     let failure = worker.receive().1.unwrap_err();
-    assert_eq!(
-        failure,
-        CallFailure::new(
-            FailureKind::Deadline,
-            "the call's deadline passed at an await point"
-        )
+    is(
+        &failure,
+        FailureKind::Deadline,
+        "the call's deadline passed at an await point",
     );
     assert_eq!(
         (seen.recv().unwrap(), seen.recv().unwrap()),
@@ -54,12 +40,7 @@ fn deadlines_are_kept_before_the_start_and_at_await_points() {
 
     // One that is far away, or beyond the end of the clock, is in nobody's way.
     for far in [3_600_000, u64::MAX] {
-        let (_, frame) = worker.frame(
-            function(later::NAME),
-            Some(far),
-            &codec::encode(&(1,)).unwrap(),
-        );
-        worker.socket.write_all(&frame).unwrap();
+        worker.send_within(later::NAME, far, &(1,));
         assert_eq!(codec::decode::<u32>(&worker.receive().1.unwrap()), Ok(2));
     }
 }
@@ -69,12 +50,10 @@ fn cancelled_calls_do_not_begin_and_end_at_await_points() {
     let mut worker = Worker::start();
     worker.context.running().cancel(CallId(1));
     let failure = worker.run(divide, (1, 1)).unwrap_err();
-    assert_eq!(
-        failure,
-        CallFailure::new(
-            FailureKind::Cancelled,
-            "the call was cancelled before it began"
-        )
+    is(
+        &failure,
+        FailureKind::Cancelled,
+        "the call was cancelled before it began",
     );
 
     let (seen, _go) = arrange(2);
@@ -82,12 +61,10 @@ fn cancelled_calls_do_not_begin_and_end_at_await_points() {
     assert_eq!(seen.recv().unwrap(), "begun");
     worker.context.running().cancel(call);
     let failure = worker.receive().1.unwrap_err();
-    assert_eq!(
-        failure,
-        CallFailure::new(
-            FailureKind::Cancelled,
-            "the call was cancelled at an await point"
-        )
+    is(
+        &failure,
+        FailureKind::Cancelled,
+        "the call was cancelled at an await point",
     );
     assert_eq!(seen.recv().unwrap(), "dropped");
 

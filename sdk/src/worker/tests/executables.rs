@@ -48,24 +48,11 @@ fn dropped_executables_are_gone_and_the_rest_goes_in_order_at_the_end() {
     worker
         .method::<()>(1, "tell_when_dropped", &(101, "first"))
         .unwrap();
-    worker
-        .call::<()>(
-            CallOp::Drop {
-                object: ObjectId(1),
-            },
-            &(),
-        )
-        .unwrap();
+    let object = ObjectId(1);
+    worker.call::<()>(CallOp::Drop { object }, &()).unwrap();
     assert_eq!(first.recv().unwrap(), "first");
     // Again, or never created: nothing to do.
-    worker
-        .call::<()>(
-            CallOp::Drop {
-                object: ObjectId(1),
-            },
-            &(),
-        )
-        .unwrap();
+    worker.call::<()>(CallOp::Drop { object }, &()).unwrap();
     assert_eq!(
         worker.method::<()>(1, "fails", &()).unwrap_err().kind,
         FailureKind::UnknownTarget

@@ -57,7 +57,7 @@ fn is_late(ctx: &Context) -> Result<Vec<Rank>> {
     }
 }
 
-pub(super) fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
+fn revoke(generation: Generation, lost: &[Rank]) -> ToWorker {
     ToWorker::Revoke {
         generation,
         cause: "its node has burnt down".to_owned(),
@@ -167,20 +167,6 @@ async fn a_worker_without_a_generation_takes_no_calls_and_joins_a_later_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_of_one_node_grows_to_a_second_one() {
-    let mut group = Group::elastic(&[1, 1]).await;
-    group.complete().await;
-    assert_eq!(group.sums()[1].0, 21);
-    let new = group.add(2).await;
-    group.workers[new].calls.last = 1;
-    group.form(&[0, 1, new]);
-    group.complete().await;
-    assert_eq!(group.sums(), [(33, 0, 0), (33, 1, 1), (33, 2, 0)]);
-    assert!(group.has_told_nothing());
-    group.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_generation_that_is_revoked_ends_its_waits_with_the_lost_rank_and_the_cause() {
     for lost in [&[Rank(1)][..], &[]] {
         let mut group = Group::elastic(&[1, 1]).await;
@@ -202,14 +188,10 @@ async fn a_hold_is_seen_at_the_same_commit_on_all_ranks_and_the_loop_goes_on_fro
     group.complete().await;
     group.begin(&[0, 1], steps, &(0, None));
     for index in 0..2 {
-        let generation = Generation(1);
-        let first = FromWorker::Committed {
-            generation,
-            commit: 2,
-            kept: Kept::Made,
-        };
         // The first is the state's sync.
-        assert_eq!(group.told(index).await, first);
+        group
+            .has_commit(index, (Generation(1), 2), Kept::Made)
+            .await;
     }
     // One rank hears of it.
     tell(&group.workers[1].control, hold(Generation(1))).await;

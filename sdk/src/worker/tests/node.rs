@@ -12,7 +12,9 @@ use kolo_transport::ids::{
 };
 use kolo_transport::local::ControlSocket;
 use kolo_transport::wire::worker::LOCAL_PROTOCOL;
-use kolo_transport::wire::{CallFailure, FromWorker, GenerationTable, Handover, Member, ToWorker};
+use kolo_transport::wire::{
+    CallFailure, FromWorker, GenerationTable, Handover, Kept, Member, ToWorker,
+};
 use kolo_transport::{Authority, TransportRuntime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -67,21 +69,6 @@ pub(super) async fn tell(control: &ControlSocket, message: ToWorker) {
     control.send(&message, &[]).await.unwrap();
 }
 
-/// How many nodes before this rank's have a rank with its place.
-fn cross_rank(nodes: &[u64], rank: usize) -> u32 {
-    let place = nodes[..rank]
-        .iter()
-        .filter(|node| **node == nodes[rank])
-        .count();
-    let mut before: Vec<u64> = Vec::new();
-    for node in nodes.iter().take_while(|node| **node != nodes[rank]) {
-        if !before.contains(node) && nodes.iter().filter(|other| *other == node).count() > place {
-            before.push(*node);
-        }
-    }
-    before.len() as u32
-}
-
 /// The members of a generation: in the order of their ranks, the index of each worker.
 fn members(ranks: &[usize], nodes: &[u64]) -> Vec<Member> {
     let nodes: Vec<u64> = ranks.iter().map(|index| nodes[*index]).collect();
@@ -90,7 +77,7 @@ fn members(ranks: &[usize], nodes: &[u64]) -> Vec<Member> {
         rank: Rank(rank as u32),
         local_rank: LocalRank(on(nodes[rank], &nodes[..rank])),
         local_size: on(nodes[rank], &nodes),
-        cross_rank: CrossRank(cross_rank(&nodes, rank)),
+        cross_rank: CrossRank(0),
         cross_size: 1,
         slot: Slot(*index as u32 + FIRST_SLOT),
         node: NodeId(nodes[rank]),
@@ -323,6 +310,17 @@ impl Group {
     pub(super) async fn told(&mut self, index: usize) -> FromWorker {
         let told = tokio::time::timeout(LIMIT, self.told[index].recv()).await;
         told.expect("in time").expect("the worker lives")
+    }
+
+    /// The next that a worker says is that it has this commit in a generation.
+    pub(super) async fn has_commit(&mut self, index: usize, at: (Generation, u64), kept: Kept) {
+        let (generation, commit) = at;
+        let expected = FromWorker::Committed {
+            generation,
+            commit,
+            kept,
+        };
+        assert_eq!(self.told(index).await, expected);
     }
 
     pub(super) fn has_told_nothing(&mut self) -> bool {

@@ -1,12 +1,12 @@
 //! Values of executables that outlive generations, as a driver asks for them.
 
-use kolo_transport::ids::{Generation, ObjectId, Rank};
+use kolo_transport::ids::{Generation, ObjectId};
 use kolo_transport::wire::{CallFailure, CallOp, FailureKind, FromWorker, Kept};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::caller::method;
-use super::generations::{hold, revoke};
+use super::generations::hold;
 use super::node::{Group, tell};
 use super::user::{Counter, Tally};
 use crate::Executable;
@@ -69,7 +69,7 @@ impl Group {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_is_there_again_without_a_loss_goes_on_at_its_commit() {
+async fn members_go_back_to_their_last_commit_and_a_new_one_gets_it() {
     let mut group = Group::elastic(&[1, 1]).await;
     group.complete().await;
     group.all::<u64>(&[0, 1], &recover(), &(0,));
@@ -83,10 +83,17 @@ async fn a_member_that_is_there_again_without_a_loss_goes_on_at_its_commit() {
         let told = group.told(index).await;
         assert!(matches!(told, FromWorker::Committed { .. }), "{told:?}");
     }
+    // Work that is lost.
+    group.all::<u64>(&[0, 1], &method(7, "add"), &(100,));
     let new = group.add(1).await;
     let next = [0, 1, new];
     group.next(&next).await;
     assert_eq!(group.all::<u64>(&next, &recover(), &(0,)), 1);
+    // Each of them can hand the state on from now on (E-1).
+    for index in next {
+        let kept = Kept::Received;
+        group.has_commit(index, (Generation(2), 3), kept).await;
+    }
     let got = group.each::<Got>(&next, &method(7, "get"), &());
     assert_eq!(got, [Ok((2, 1, 1)), Ok((2, 1, 1)), Ok((2, 1, 2))]);
     group.stop().await;
@@ -156,55 +163,5 @@ async fn a_member_that_cannot_make_the_value_fails_all_and_others_are_kept() {
         assert_eq!(failure.kind, FailureKind::Error);
         assert!(failure.message.contains("bad luck"), "{}", failure.message);
     }
-    group.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn survivors_go_back_to_the_last_commit_and_new_members_get_the_state() {
-    let mut group = Group::elastic(&[1, 1, 2]).await;
-    group.complete().await;
-    let three = [0, 1, 2];
-    // All have what rank 0 has made.
-    assert_eq!(group.all::<u64>(&three, &recover(), &(10,)), 0);
-    assert_eq!(group.all::<Got>(&three, &method(7, "get"), &()), (10, 0, 1));
-    assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(2,)), 16);
-    assert_eq!(group.all::<u64>(&three, &COMMIT, &()), 1);
-    assert_eq!(
-        group.told(0).await,
-        FromWorker::Committed {
-            generation: Generation(1),
-            commit: 2,
-            kept: Kept::Made
-        }
-    );
-    // Work that is lost, and rank 0, which is.
-    assert_eq!(group.all::<u64>(&three, &method(7, "add"), &(100,)), 316);
-    let new = group.add(2).await;
-    let next = [1, 2, new];
-    for index in [1, 2] {
-        let revoked = revoke(Generation(1), &[Rank(0)]);
-        tell(&group.workers[index].control, revoked).await;
-        assert!(matches!(
-            group.told(index).await,
-            FromWorker::Committed { .. }
-        ));
-    }
-    group.next(&next).await;
-    assert_eq!(group.all::<u64>(&next, &recover(), &(10,)), 1);
-    // Each of them can hand the state on from now on (E-1).
-    for index in next {
-        assert_eq!(
-            group.told(index).await,
-            FromWorker::Committed {
-                generation: Generation(2),
-                commit: 3,
-                kept: Kept::Received
-            }
-        );
-    }
-    let got = group.each::<Got>(&next, &method(7, "get"), &());
-    assert_eq!(got, [Ok((16, 1, 1)), Ok((16, 1, 1)), Ok((16, 1, 2))]);
-    assert_eq!(group.all::<u64>(&next, &method(7, "add"), &(1,)), 19);
-    assert_eq!(group.all::<u64>(&next, &COMMIT, &()), 2);
     group.stop().await;
 }

@@ -195,7 +195,7 @@ proptest! {
                     } else {
                         vec![Id { number: numbers.next().unwrap(), rank: None }]
                     };
-                    let waiters = if each { Waiters::Each(ids.clone()) } else { Waiters::Whole(ids[0]) };
+                    let waiters = if each { one_each(&ids) } else { Waiters::Whole(ids[0]) };
                     let after = Duration::from_secs(1);
                     let deadline = deadline.then(|| (now + after, after));
                     match table.register(Instant::now(), "f".to_owned(), all, deadline, waiters) {

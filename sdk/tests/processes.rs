@@ -1,47 +1,49 @@
-//! Programs whose `main` does not begin with kolo's entry: none of them may start itself without end.
+//! Programs whose `main` does not begin with kolo's entry: none of them may start itself without end. And worker processes whose node is
+//! gone, or no node of kolo: exit codes, and one line on standard error. The rest is in `local`.
 //!
-//! The program is this test again, with the wrong `main` that a variable names.
+//! All of them are this program again: with the wrong `main` that a variable names, or as a worker.
 
 // Clippy does not see that this is a test.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use kolo::prelude::*;
+use kolo::prelude::{Cluster, Context, Executor};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// Which wrong `main` to be.
 const MAIN: &str = "NO_ENTRY_MAIN";
 /// A file with a line for each process that runs a wrong `main`.
 const PROCESSES: &str = "NO_ENTRY_PROCESSES";
 
+macro_rules! tests {
+    ($($name:ident)*) => { [$((stringify!($name), $name as fn()),)*] };
+}
+
 fn main() {
     if let Ok(kind) = std::env::var(MAIN) {
         wrong_main(&kind);
         return;
     }
-    let tests: [(&str, fn()); 4] = [
-        (
-            "a_local_cluster_is_refused_before_a_process_is_started",
-            a_local_cluster_is_refused_before_a_process_is_started,
-        ),
-        (
-            "a_warden_that_runs_main_refuses_at_once",
-            a_warden_that_runs_main_refuses_at_once,
-        ),
-        (
-            "a_worker_that_runs_main_refuses_at_once",
-            a_worker_that_runs_main_refuses_at_once,
-        ),
-        ("a_worker_can_not_be_a_driver", a_worker_can_not_be_a_driver),
-    ];
+    kolo::worker::run_if_worker();
     let filters: Vec<String> = std::env::args()
         .skip(1)
         .filter(|arg| !arg.starts_with('-'))
         .collect();
-    for (name, test) in tests {
+    for (name, test) in tests![
+        a_local_cluster_is_refused_before_a_process_is_started
+        a_warden_that_runs_main_refuses_at_once
+        a_worker_that_runs_main_refuses_at_once
+        a_worker_can_not_be_a_driver
+        a_node_that_dies_ends_its_worker
+        nonsense_ends_the_worker
+        a_wrong_environment_is_told
+    ] {
         if filters.is_empty() || filters.iter().any(|filter| name.contains(filter)) {
             // A failed check ends the program with its message.
             test();
@@ -172,5 +174,71 @@ fn a_worker_can_not_be_a_driver() {
     assert_eq!(text.lines().count(), 4, "{text}");
     for line in text.lines() {
         assert!(line.starts_with("this process is a worker: "), "{line}");
+    }
+}
+
+/// The second end is inherited by the next program that is started.
+fn pair() -> (UnixStream, OwnedFd) {
+    let flags = SocketFlags::empty();
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let (here, there) = pair.unwrap();
+    rustix::io::fcntl_setfd(&here, rustix::io::FdFlags::CLOEXEC).unwrap();
+    (UnixStream::from(here), there)
+}
+
+fn command() -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// A worker process with the node's ends of its sockets: for calls, and for control.
+fn start() -> (Child, UnixStream, UnixStream) {
+    let (calls, calls_there) = pair();
+    let (control, control_there) = pair();
+    let numbers = format!("{},{}", calls_there.as_raw_fd(), control_there.as_raw_fd());
+    let child = command().env("KOLO_WORKER_FDS", numbers).spawn().unwrap();
+    (child, calls, control)
+}
+
+/// How a worker has ended, and all that it has said.
+fn ended(child: Child) -> (Option<i32>, String) {
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    (output.status.code(), said)
+}
+
+fn a_node_that_dies_ends_its_worker() {
+    let (child, calls, control) = start();
+    drop((calls, control));
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(69), "{said}");
+    assert!(
+        said.starts_with("kolo worker: the node closed the "),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+fn nonsense_ends_the_worker() {
+    let (child, _calls, mut control) = start();
+    control.write_all(&[0xff; 8]).unwrap();
+    let (code, said) = ended(child);
+    assert_eq!(code, Some(70), "{said}");
+    assert!(said.contains("over the limit"), "{said}");
+}
+
+fn a_wrong_environment_is_told() {
+    for given in ["", "3", "3,3", "1,2", "3,4,5", "a,b", "77777,77778", "-1,4"] {
+        let child = command().env("KOLO_WORKER_FDS", given).spawn().unwrap();
+        let (code, said) = ended(child);
+        assert_eq!(code, Some(70), "{given}: {said}");
+        assert!(
+            said.contains(&format!("KOLO_WORKER_FDS is `{given}`")),
+            "{said}"
+        );
     }
 }
