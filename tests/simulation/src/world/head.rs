@@ -12,17 +12,15 @@ use kolo_core::head::messages::{
 };
 use kolo_core::head::registry::Session;
 use kolo_wire::identity::{Identity, Role};
-use kolo_wire::ids::{ClusterId, JobId};
+use kolo_wire::ids::JobId;
 use kolo_wire::{HeadReply, HeadRequest, JobEvent, NodeRequest};
 
 use crate::knobs::{MS, Time};
 use crate::link::{Link, Mail, Peer, Side, Tag};
 use crate::mutation::Mutation;
 use crate::queue::Event;
-use crate::world::World;
 use crate::world::invariants::{Oracle, e1, g2};
-
-pub(crate) const CLUSTER: ClusterId = ClusterId(1);
+use crate::world::{CLUSTER, World};
 
 /// One life of the head, or none.
 #[derive(Debug, Default)]

@@ -14,12 +14,11 @@ mod uplink;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::ids::{ClusterId, Generation, JobId};
 use kolo_wire::{GenerationTable, JobState, Refusal};
 
 use self::driver::Driver;
 pub(crate) use self::driver::spec;
-pub(crate) use self::head::CLUSTER;
 use self::head::Head;
 use self::invariants::{Oracle, answers, d2, e2, partition, r1};
 use self::node::Node;
@@ -32,6 +31,8 @@ use crate::random::Random;
 use crate::run::{Counts, Options, Outcome, Violation};
 use crate::trace::Trace;
 use crate::worker::{Name, Progress, Saved};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId(1);
 
 /// Plays the run of a seed, and keeps its trace if `traced`.
 #[must_use]

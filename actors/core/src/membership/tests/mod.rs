@@ -295,10 +295,10 @@ impl Bed {
                 }
             }
             Action::Start { process, .. } if self.boots => self.step(ready(process)),
-            Action::Stop { process, .. } if self.limits.holds_seats() => {
-                if !self.hung.contains(&process) {
-                    self.step(exited(process, Exit::Signal(15), ""));
-                }
+            Action::Stop { process, .. }
+                if self.limits.holds_seats() && !self.hung.contains(&process) =>
+            {
+                self.step(exited(process, Exit::Signal(15), ""));
             }
             Action::Publish { generation, to } => {
                 for process in to {

@@ -57,7 +57,7 @@ fn workers_wait_for_their_warden() {
     let outputs = starting().core.warden(failed());
     assert_eq!((&outputs[0], &outputs[1..]), (&warning, &spawns[..]));
     let mut job = Job::new();
-    assert_eq!(job.core.warden(failed()), [warning.clone()]);
+    assert_eq!(job.core.warden(failed()), std::slice::from_ref(&warning));
     let outputs = job.begin(testing::start(2)).unwrap();
     assert_eq!(outputs[1..], spawns);
 
