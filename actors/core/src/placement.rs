@@ -12,10 +12,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use kolo_wire::ids::NodeId;
-use kolo_wire::{Milli, NodeShare, Placement, Refusal, RefusalKind, Resources, Shortage};
+use kolo_wire::{Milli, Placement, Refusal, RefusalKind, Resources, Shortage};
 
 use self::names::natural;
 use crate::ranks::MAX_WORLD_SIZE;
+
+/// Workers on one node. Never 0.
+pub use kolo_wire::NodeShare as Share;
 
 /// Most workers of a job on one node: the request to start them must fit in one frame.
 pub const MAX_PER_NODE: u32 = 1024;
@@ -45,15 +48,6 @@ impl Offer {
     }
 }
 
-/// Workers on one node. Never 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
-    /// The node.
-    pub node: NodeId,
-    /// How many workers go there.
-    pub workers: u32,
-}
-
 /// Room on one node that is too small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeShortage {
@@ -63,8 +57,6 @@ pub struct NodeShortage {
     pub hostname: String,
     /// Workers that would fit.
     pub room: u32,
-    /// Workers that were wanted there: what was left to place, or the slots of a host.
-    pub wanted: u32,
     /// What lacks for the wanted ones.
     pub shortages: Vec<Shortage>,
 }
@@ -302,13 +294,14 @@ fn shares(chosen: Vec<(usize, u32)>, node: impl Fn(usize) -> NodeId) -> Vec<Shar
 ///
 /// [`PlacementError::Layout`].
 pub fn lay_out(
-    layout: &[NodeShare],
+    layout: &[Share],
     per_worker: &Resources,
     offers: &[Offer],
 ) -> Result<Vec<Share>, PlacementError> {
     layout
         .iter()
-        .map(|NodeShare { node, workers }| {
+        .map(|share| {
+            let Share { node, workers } = share;
             let offer = offers
                 .iter()
                 .find(|offer| offer.node == *node)
@@ -325,10 +318,7 @@ pub fn lay_out(
                     offer.hostname, offer.total, offer.available
                 )));
             }
-            Ok(Share {
-                node: *node,
-                workers: *workers,
-            })
+            Ok(*share)
         })
         .collect()
 }
@@ -411,7 +401,6 @@ fn explain(
                 node: offer.node,
                 hostname: offer.hostname.clone(),
                 room,
-                wanted,
                 shortages,
             });
         } else {

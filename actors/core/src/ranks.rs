@@ -37,11 +37,6 @@ pub struct RankInfo<K = NodeId> {
     pub cross_rank: CrossRank,
     /// Number of nodes that have its local rank.
     pub cross_size: u32,
-    /// Number of its node among all nodes, in the order in which they were first seen. What torch calls
-    /// the group rank.
-    pub group_rank: u32,
-    /// Number of nodes.
-    pub group_size: u32,
 }
 
 impl RankInfo<NodeId> {
@@ -163,18 +158,6 @@ impl<K: Clone + Ord> Registration<K> {
         Self::default()
     }
 
-    /// Number of members so far.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.by_rank.len()
-    }
-
-    /// Whether nobody registered yet.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.by_rank.is_empty()
-    }
-
     /// A member with world rank `rank` is on node `node`. The order of calls gives the local ranks.
     ///
     /// # Errors
@@ -252,26 +235,21 @@ impl<K: Clone + Ord> Registration<K> {
                 *count += 1;
             }
         }
-        Ok(self
-            .by_rank
-            .iter()
-            .map(|(&rank, place)| {
-                let node = &self.nodes[place.node];
-                let local = place.local as usize;
-                RankInfo {
-                    node: node.key.clone(),
-                    hostname: node.hostname.clone(),
-                    rank,
-                    size,
-                    local_rank: LocalRank(place.local),
-                    local_size: node.members,
-                    cross_rank: CrossRank(cross_ranks[place.node][local]),
-                    cross_size: cross_sizes[local],
-                    group_rank: place.node as u32,
-                    group_size: self.nodes.len() as u32,
-                }
-            })
-            .collect())
+        let info = |(&rank, place): (&Rank, &Place)| {
+            let node = &self.nodes[place.node];
+            let local = place.local as usize;
+            RankInfo {
+                node: node.key.clone(),
+                hostname: node.hostname.clone(),
+                rank,
+                size,
+                local_rank: LocalRank(place.local),
+                local_size: node.members,
+                cross_rank: CrossRank(cross_ranks[place.node][local]),
+                cross_size: cross_sizes[local],
+            }
+        };
+        Ok(self.by_rank.iter().map(info).collect())
     }
 
     fn first_missing(&self) -> Vec<Rank> {

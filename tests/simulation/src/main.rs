@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use kolo_sim::{Cost, Counts, Mutation, Options, Shape, Violation, play, scale};
 
 /// Play whole clusters of kolo on a virtual clock, and look whether they keep their promises.
@@ -37,9 +37,6 @@ struct Args {
     /// The most slots of a node.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     slots: u32,
-    /// Only jobs that never change their members.
-    #[arg(long)]
-    static_only: bool,
     /// Play this seed alone, and print everything that happens.
     #[arg(long, value_name = "SEED")]
     reproduce: Option<u64>,
@@ -50,23 +47,12 @@ struct Args {
     /// lose one node in a hundred, heal, and print what that costs the head. Exit code 1 if that grows faster than the nodes.
     #[arg(long, value_name = "NODESxSLOTS", value_parser = shape, conflicts_with_all = ["reproduce", "mutate"])]
     scale: Option<Shape>,
-    /// How to print the result.
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Chosen {
     List,
     One(Mutation),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// A line for people.
-    Text,
-    /// A line of JSON.
-    Json,
 }
 
 fn mutation(name: &str) -> Result<Chosen, String> {
@@ -93,7 +79,7 @@ fn shape(text: &str) -> Result<Shape, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(shape) = args.scale {
-        return grow(shape, args.format);
+        return grow(shape);
     }
     let mutation = match args.mutate {
         Some(Chosen::List) => {
@@ -108,7 +94,6 @@ fn main() -> ExitCode {
     let options = Options {
         nodes: args.nodes,
         slots: args.slots,
-        elastic: !args.static_only,
         mutation,
     };
     if let Some(seed) = args.reproduce {
@@ -143,45 +128,37 @@ fn run(args: &Args, options: Options) -> ExitCode {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let fields = [
-        ("seeds", seeds),
-        ("violations", u64::from(found.is_some())),
-        ("generations", counts.generations),
-        ("losses", counts.losses),
-        ("joins", counts.joins),
-        ("commits", counts.commits),
-        ("events", counts.events),
-    ];
-    match args.format {
-        Format::Json => {
-            let fields = fields.map(|(name, value)| format!("\"{name}\":{value},"));
-            println!("{{{}\"seconds\":{seconds:.1}}}", fields.concat());
-        }
-        Format::Text => {
-            let fields = fields.map(|(name, value)| format!("{name}={value} "));
-            println!("sim: {}seconds={seconds:.1}", fields.concat());
-        }
-    }
+    let Counts {
+        generations,
+        losses,
+        joins,
+        commits,
+        events,
+        ..
+    } = counts;
+    let violations = u64::from(found.is_some());
+    println!(
+        "sim: seeds={seeds} violations={violations} generations={generations} losses={losses} joins={joins} \
+         commits={commits} events={events} seconds={seconds:.1}"
+    );
     match found {
         Some((seed, violation)) => complain(seed, args, &violation),
         None => ExitCode::SUCCESS,
     }
 }
 
-fn grow(wanted: Shape, format: Format) -> ExitCode {
+fn grow(wanted: Shape) -> ExitCode {
     let largest = wanted.legal();
     if largest != wanted {
         eprintln!(
             "kolo-sim: a job of {wanted} has more ranks than a job may have; {largest} is played"
         );
     }
-    if format == Format::Text {
-        println!(
-            "{:>10} {:>10} {:>12} {:>12} {:>8} {:>10} {:>8}",
-            "cluster", "messages", "bytes", "tables", "cpu s", "memory", "took s"
-        );
-    }
-    let (mut costs, mut result): (Vec<Cost>, _) = (Vec::new(), Ok(()));
+    println!(
+        "{:>10} {:>10} {:>12} {:>12} {:>8} {:>10} {:>8}",
+        "cluster", "messages", "bytes", "tables", "cpu s", "memory", "took s"
+    );
+    let (mut before, mut result): (Option<Cost>, _) = (None, Ok(()));
     for part in [100, 10, 1] {
         let nodes = (largest.nodes / part).max(1);
         let cost = match scale(Shape { nodes, ..largest }) {
@@ -191,48 +168,21 @@ fn grow(wanted: Shape, format: Format) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        if format == Format::Text {
-            println!(
-                "{:>10} {:>10} {:>12} {:>12} {:>8.3} {:>10} {:>8.1}",
-                cost.shape.to_string(),
-                cost.messages,
-                cost.bytes,
-                cost.tables,
-                cost.cpu.as_secs_f64(),
-                cost.memory,
-                cost.took.as_secs_f64()
-            );
-        }
+        println!(
+            "{:>10} {:>10} {:>12} {:>12} {:>8.3} {:>10} {:>8.1}",
+            cost.shape.to_string(),
+            cost.messages,
+            cost.bytes,
+            cost.tables,
+            cost.cpu.as_secs_f64(),
+            cost.memory,
+            cost.took.as_secs_f64()
+        );
         // Of the smallest cluster hardly anything is measured.
-        if let (Some(before), 1) = (costs.last(), part) {
+        if let (Some(before), 1) = (before, part) {
             result = before.is_linear(&cost);
         }
-        costs.push(cost);
-    }
-    if format == Format::Json {
-        let row = |cost: &Cost| {
-            let Cost {
-                shape,
-                messages,
-                bytes,
-                tables,
-                cpu,
-                memory,
-                took,
-            } = cost;
-            let (cpu, took) = (cpu.as_secs_f64(), took.as_secs_f64());
-            format!(
-                "{{\"nodes\":{},\"slots\":{},\"messages\":{messages},\"bytes\":{bytes},\"table_bytes\":{tables},\
-                 \"cpu_seconds\":{cpu:.3},\"memory\":{memory},\"virtual_seconds\":{took:.1}}}",
-                shape.nodes, shape.slots
-            )
-        };
-        let rows: Vec<String> = costs.iter().map(row).collect();
-        println!(
-            "{{\"linear\":{},\"scale\":[{}]}}",
-            result.is_ok(),
-            rows.join(",")
-        );
+        before = Some(cost);
     }
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -246,9 +196,6 @@ fn grow(wanted: Shape, format: Format) -> ExitCode {
 fn complain(seed: u64, args: &Args, violation: &Violation) -> ExitCode {
     eprintln!("kolo-sim: seed {seed}: {violation}");
     let mut options = format!("--nodes {} --slots {}", args.nodes, args.slots);
-    if args.static_only {
-        options += " --static-only";
-    }
     if let Some(Chosen::One(mutation)) = args.mutate {
         options.push_str(" --mutate ");
         options.push_str(mutation.name());

@@ -4,13 +4,7 @@
 
 use kolo_sim::{Cost, Counts, Mutation, Options, Shape, play, scale};
 
-/// Small clusters find as much as large ones, and sooner.
-const SMALL: Options = Options {
-    nodes: 6,
-    slots: 2,
-    elastic: true,
-    mutation: None,
-};
+const SMALL: Options = Options::SMALL;
 
 const SEEDS: u64 = 200;
 

@@ -103,35 +103,6 @@ fn a_member_s_variables() {
     );
 }
 
-/// Every variable of both families is set by one of the three layers.
-#[test]
-fn both_families_are_complete() {
-    let mut with = job_env();
-    with.rendezvous = Some("10.0.0.2:4711".parse().unwrap());
-    let mut env = job(&with);
-    env.extend(member(&with, &member_five(), 2));
-    for (name, value) in defaults(3) {
-        env.insert((*name).to_owned(), (*value).to_owned());
-    }
-    for name in "HOSTNAME RANK SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE CONTROLLER \
-                 CPU_OPERATIONS GLOO_RENDEZVOUS_ADDR GLOO_RENDEZVOUS_PORT"
-        .split_whitespace()
-    {
-        assert!(
-            env.contains_key(&format!("HOROVOD_{name}")),
-            "HOROVOD_{name}"
-        );
-    }
-    for name in "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE \
-                 GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT \
-                 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID \
-                 TORCHELASTIC_USE_AGENT_STORE TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS"
-        .split_whitespace()
-    {
-        assert!(env.contains_key(name), "{name}");
-    }
-}
-
 /// The variables of torch 2.15's agent, but for those in the table of semantics.md that are not set here.
 #[test]
 fn a_worker_has_what_torchrun_sets() {
@@ -139,26 +110,13 @@ fn a_worker_has_what_torchrun_sets() {
     all.extend(member(&job_env(), &member_five(), 2));
     let defaults = defaults(3).iter().map(|(name, _)| *name);
     let set: BTreeSet<&str> = all.keys().map(String::as_str).chain(defaults).collect();
-    for name in [
-        "LOCAL_RANK",
-        "RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "LOCAL_WORLD_SIZE",
-        "WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-        "OMP_NUM_THREADS",
-    ] {
+    for name in "LOCAL_RANK RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE \
+                 GROUP_WORLD_SIZE ROLE_WORLD_SIZE MASTER_ADDR MASTER_PORT \
+                 TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID \
+                 TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_SIGNALS_TO_HANDLE \
+                 TORCH_NCCL_ASYNC_ERROR_HANDLING OMP_NUM_THREADS"
+        .split_whitespace()
+    {
         assert!(set.contains(name), "{name}");
     }
     // The node makes a file for each worker. Nobody inherits that of a launcher above.
@@ -179,28 +137,22 @@ fn what_kolo_sets_is_known_from_what_it_sets() {
     for name in env.keys() {
         assert!(assigned(name).is_some(), "{name}");
     }
-    for (name, what) in [
-        ("RANK", Some(Place)),
-        ("WORLD_SIZE", Some(Place)),
-        ("LOCAL_RANK", Some(Place)),
-        ("GROUP_WORLD_SIZE", Some(Place)),
-        ("MASTER_ADDR", Some(Place)),
-        ("MASTER_PORT", Some(Place)),
-        ("HOROVOD_HOSTNAME", Some(Place)),
-        ("HOROVOD_CROSS_SIZE", Some(Place)),
-        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", Some(Place)),
-        ("KOLO_RANK", Some(Place)),
+    for (names, what) in [
+        (
+            "RANK WORLD_SIZE LOCAL_RANK GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT HOROVOD_HOSTNAME \
+             HOROVOD_CROSS_SIZE HOROVOD_GLOO_RENDEZVOUS_ADDR KOLO_RANK",
+            Some(Place),
+        ),
         ("CUDA_VISIBLE_DEVICES", Some(Devices)),
-        ("NCCL_SOCKET_IFNAME", Some(Setting)),
-        ("GLOO_SOCKET_IFNAME", Some(Setting)),
-        ("HOROVOD_CONTROLLER", Some(Setting)),
-        ("TORCHELASTIC_RUN_ID", Some(Setting)),
-        ("NCCL_DEBUG", None),
-        ("OMP_NUM_THREADS", None),
-        ("HOROVOD_TIMELINE", None),
-        ("rank", None),
+        (
+            "NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME HOROVOD_CONTROLLER TORCHELASTIC_RUN_ID",
+            Some(Setting),
+        ),
+        ("NCCL_DEBUG OMP_NUM_THREADS HOROVOD_TIMELINE rank", None),
     ] {
-        assert_eq!(assigned(name), what, "{name}");
+        for name in names.split_whitespace() {
+            assert_eq!(assigned(name), what, "{name}");
+        }
     }
 }
 
@@ -225,26 +177,24 @@ fn nobody_inherits_a_place_in_another_group() {
 
 #[test]
 fn what_is_passed_never_overrides_ranks_and_a_pattern_nothing_that_kolo_sets() {
-    for (name, by_pattern, by_name) in [
-        ("NCCL_DEBUG", true, true),
-        ("PATH", true, true),
-        ("PYTHONUNBUFFERED", true, true),
-        ("KOLO_LANE", true, true),
-        ("NCCL_SOCKET_IFNAME", false, true),
-        ("HOROVOD_CONTROLLER", false, true),
-        ("SLURM_PROCID", false, true),
-        ("NOTIFY_SOCKET", false, true),
-        ("WATCHDOG_USEC", false, true),
-        ("LISTEN_FDS", false, true),
-        ("CREDENTIALS_DIRECTORY", false, true),
-        ("RANK", false, false),
-        ("MASTER_ADDR", false, false),
-        ("CUDA_VISIBLE_DEVICES", false, false),
-        ("KOLO_RANK", false, false),
-        ("KOLO_X", false, false),
+    for (names, by_pattern, by_name) in [
+        ("NCCL_DEBUG PATH PYTHONUNBUFFERED KOLO_LANE", true, true),
+        (
+            "NCCL_SOCKET_IFNAME HOROVOD_CONTROLLER SLURM_PROCID NOTIFY_SOCKET WATCHDOG_USEC \
+             LISTEN_FDS CREDENTIALS_DIRECTORY",
+            false,
+            true,
+        ),
+        (
+            "RANK MASTER_ADDR CUDA_VISIBLE_DEVICES KOLO_RANK KOLO_X",
+            false,
+            false,
+        ),
     ] {
-        assert_eq!(not_passed(name, false).is_none(), by_pattern, "{name}");
-        assert_eq!(not_passed(name, true).is_none(), by_name, "{name}");
+        for name in names.split_whitespace() {
+            assert_eq!(not_passed(name, false).is_none(), by_pattern, "{name}");
+            assert_eq!(not_passed(name, true).is_none(), by_name, "{name}");
+        }
     }
 }
 
@@ -299,12 +249,8 @@ fn nodes_have_their_names_and_two_of_one_name_are_told_apart() {
         (4, "node-0000000000000004"),
         (9, "a"),
     ];
-    assert_eq!(
-        names,
-        expected
-            .map(|(node, name)| (NodeId(node), name.to_owned()))
-            .into()
-    );
+    let expected = expected.map(|(node, name)| (NodeId(node), name.to_owned()));
+    assert_eq!(names, expected.into());
     let job = JobEnv {
         hostnames: names,
         ..job_env()

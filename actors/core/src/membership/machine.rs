@@ -21,7 +21,7 @@ use super::limits::{Limits, LimitsError};
 use super::policy::{Choice, decide};
 use super::roster::{Roster, Stale};
 use super::seat::{Loss, Process, Seat, State};
-use doubt::Doubt;
+use doubt::Doubts;
 
 /// The membership of one job.
 #[derive(Debug, Clone)]
@@ -46,10 +46,7 @@ pub struct Membership {
     plan: Option<Arc<Generation>>,
     /// Members were asked to hold. When to ask again, and why.
     hold: Option<(Instant, String)>,
-    /// A member can't go on, and nothing that is known explains it.
-    doubt: Option<Doubt>,
-    /// Blamed when the generation before was given up in doubt, and nothing was committed since.
-    blamed: Option<Process>,
+    doubts: Doubts,
     /// The reason that was told last.
     told: String,
     woken_at: Option<Instant>,
@@ -81,8 +78,7 @@ impl Membership {
             broken: None,
             plan: None,
             hold: None,
-            doubt: None,
-            blamed: None,
+            doubts: Doubts::default(),
             told: String::new(),
             woken_at: None,
             has_ended: false,
@@ -182,7 +178,13 @@ impl Membership {
                 generation,
                 culprit,
                 why,
-            } => self.doubt(now, *generation, *culprit, why),
+            } => {
+                let active = self.active().map(Arc::clone);
+                let active = active.filter(|active| active.number() == *generation);
+                if let Some(active) = active {
+                    self.doubts.add(now, &active, *culprit, why);
+                }
+            }
             Fact::Holding { generation, commit } => {
                 if let Some(commit) = commit {
                     self.committed(*generation, *commit, Kept::Received);
@@ -193,9 +195,8 @@ impl Membership {
                 if holds {
                     self.budget.idle(now, "its members hold");
                     // They hold because none of them could go on.
-                    let doubt = self.doubt.take();
-                    if let Some(doubt) = doubt.filter(|doubt| doubt.generation == *generation) {
-                        self.budget.broke(&doubt.why);
+                    if let Some(why) = self.doubts.hold(*generation) {
+                        self.budget.broke(&why);
                     }
                 }
             }
@@ -215,7 +216,29 @@ impl Membership {
         // The word of a commit may come late, and of a generation that was given up: all its members have committed.
         if (self.began..=self.last).contains(&generation) {
             self.budget.committed(generation, commit, kept);
-            self.blamed = None;
+            self.doubts.forgive();
+        }
+    }
+
+    /// Gives up the generation in which a member can't go on.
+    fn resolve_doubt(&mut self, now: Instant) {
+        let active = self.active().map(Arc::clone);
+        let due = self.doubts.due(now, active.as_deref());
+        let (Some(active), Some((why, culprit))) = (active, due) else {
+            return;
+        };
+        let generation = active.number();
+        self.budget.idle(now, &why);
+        self.budget.broke(&why);
+        let given_up = format!("generation {generation} is given up: {why}");
+        self.actions.push(Action::Tell(given_up));
+        self.actions.push(Action::Revoke {
+            generation,
+            lost: Vec::new(),
+            cause: why.clone(),
+        });
+        if let Some(process) = culprit {
+            self.give_up(now, process, Loss::Late(why));
         }
     }
 
@@ -413,7 +436,7 @@ impl Membership {
     /// Asks members to hold, and asks to be woken at the first time at which something is to be done.
     fn wake(&mut self, now: Instant, next: Option<Instant>) {
         let mut times: Vec<Instant> = next.into_iter().collect();
-        times.extend(self.doubt.as_ref().map(|doubt| doubt.until));
+        times.extend(self.doubts.until());
         if self.budget.idle_since().is_some() {
             self.hold = None;
         }

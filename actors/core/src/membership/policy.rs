@@ -474,21 +474,11 @@ impl<'a> View<'a> {
 
     /// A group is active: keep it, or ask it to hold for a change.
     fn change(&self) -> Decision {
+        if let Some(keep) = self.settled("members", "max_resets") {
+            return keep;
+        }
         let members = self.members();
-        let returned = self.roster.count(State::Returned);
         let keep = |reason: String| decision(Choice::Keep, reason);
-        if returned > 0 {
-            return keep(format!(
-                "members that have returned: {returned} of {}",
-                members.len()
-            ));
-        }
-        if !self.budget.has_resets(self.limits) {
-            return keep(format!(
-                "members: {}; the limit of changes is reached (max_resets)",
-                members.len()
-            ));
-        }
         let leaving = self.roster.leaving();
         let max = self.limits.max as usize;
         if leaving == 0 && (members.len() >= max || self.roster.count(State::Ready) == 0) {

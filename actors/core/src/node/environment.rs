@@ -147,88 +147,74 @@ mod tests {
     use super::*;
     use crate::node::testing;
 
-    fn pairs(list: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
-        list.iter()
-            .map(|(name, value)| (OsString::from(name), OsString::from(value)))
-            .collect()
-    }
-
-    fn map(list: &[(&str, &str)]) -> BTreeMap<String, String> {
-        list.iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect()
+    /// Variables, each as `NAME=value`.
+    fn map(list: &[&str]) -> BTreeMap<String, String> {
+        let pairs = list.iter().filter_map(|pair| pair.split_once('='));
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        pairs.map(owned).collect()
     }
 
     fn build(
-        inherited: &[(&str, &str)],
+        inherited: &[&str],
         start: &StartWorkers,
         devices: Option<&[&str]>,
     ) -> BTreeMap<String, String> {
-        let devices: Option<Vec<String>> =
-            devices.map(|ids| ids.iter().map(ToString::to_string).collect());
+        let devices = devices.map(|ids| ids.iter().map(ToString::to_string).collect());
+        let devices: Option<Vec<String>> = devices;
         let place = Place {
             cluster: ClusterId(5),
             ip: "10.0.0.7".parse().unwrap(),
             devices: devices.as_deref(),
         };
-        worker(pairs(inherited), start, &start.slots[0], place)
-            .into_iter()
-            .map(|(name, value)| (name.into_string().unwrap(), value.into_string().unwrap()))
+        let inherited = map(inherited).into_iter();
+        let inherited = inherited.map(|(name, value)| (name.into(), value.into()));
+        let all = worker(inherited, start, &start.slots[0], place).into_iter();
+        all.map(|(name, value)| (name.into_string().unwrap(), value.into_string().unwrap()))
             .collect()
     }
 
     #[test]
     fn each_source_overrides_those_before_it() {
         let mut start = testing::start(2);
-        start.env = map(&[("A", "job"), ("B", "job"), ("C", "job"), ("RANK", "9")]);
-        start.slots[0].env = map(&[("B", "slot"), ("C", "slot"), ("RANK", "0")]);
-        start.user_env = map(&[
-            ("C", "user"),
-            ("KOLO_RANK", "7"),
-            ("KOLO_X", "7"),
-            ("KOLO_LANE", "tls"),
-        ]);
-        let all = build(
-            &[
-                ("A", "daemon"),
-                ("PATH", "/bin"),
-                ("KOLO_HEAD", "1.2.3.4:5"),
-                ("OMP_NUM_THREADS", "8"),
-            ],
-            &start,
-            None,
-        );
-        assert_eq!(all["A"], "job");
-        assert_eq!(all["B"], "slot");
-        assert_eq!(all["C"], "user");
-        assert_eq!(all["RANK"], "0");
-        assert_eq!(all["PATH"], "/bin");
-        assert_eq!(all["KOLO_RANK"], "0", "users can't change who a worker is");
-        assert_eq!(
-            all["OMP_NUM_THREADS"], "8",
-            "a default gives way to the daemon's own"
-        );
-        assert_eq!(all["PYTHONUNBUFFERED"], "1");
-        assert_eq!(all["KOLO_WORKER_FDS"], "3,4");
-        assert_eq!(all["KOLO_CLUSTER"], "cluster-0000000000000005");
-        assert_eq!(all["KOLO_NODE_IP"], "10.0.0.7");
-        assert!(
-            !all.contains_key("KOLO_HEAD"),
-            "the daemon's own variables stay its own"
-        );
-        assert!(!all.contains_key("KOLO_X"));
-        assert_eq!(all["KOLO_LANE"], "tls", "a setting that users have");
+        start.env = map(&["A=job", "B=job", "C=job", "RANK=9"]);
+        start.slots[0].env = map(&["B=slot", "C=slot", "RANK=0"]);
+        start.user_env = map(&["C=user", "KOLO_RANK=7", "KOLO_X=7", "KOLO_LANE=tls"]);
+        let daemon = [
+            "A=daemon",
+            "PATH=/bin",
+            "KOLO_HEAD=1.2.3.4:5",
+            "OMP_NUM_THREADS=8",
+        ];
+        let all = build(&daemon, &start, None);
+        for (name, value) in map(&[
+            "A=job",
+            "B=slot",
+            "C=user",
+            "RANK=0",
+            "PATH=/bin",
+            // Users can't change who a worker is.
+            "KOLO_RANK=0",
+            // A default gives way to the daemon's own.
+            "OMP_NUM_THREADS=8",
+            "PYTHONUNBUFFERED=1",
+            "KOLO_WORKER_FDS=3,4",
+            "KOLO_CLUSTER=cluster-0000000000000005",
+            "KOLO_NODE_IP=10.0.0.7",
+            // A setting that users have.
+            "KOLO_LANE=tls",
+        ]) {
+            assert_eq!(all[&name], value, "{name}");
+        }
+        // The daemon's own variables stay its own.
+        assert!(!all.contains_key("KOLO_HEAD") && !all.contains_key("KOLO_X"));
     }
 
     #[test]
     fn the_directory_is_the_worker_s_own() {
-        let daemon = [("PWD", "/var/lib/kolo-node"), ("OLDPWD", "/root")];
+        let daemon = ["PWD=/var/lib/kolo-node", "OLDPWD=/root"];
         let mut start = testing::start(1);
-        assert_eq!(
-            build(&daemon, &start, None)["PWD"],
-            daemon[0].1,
-            "where the daemon is, if nothing else is said"
-        );
+        // Where the daemon is, if nothing else is said.
+        assert_eq!(build(&daemon, &start, None)["PWD"], "/var/lib/kolo-node");
         for (cwd, pwd) in [
             ("/srv/data", Some("/srv/data")),
             ("/", Some("/")),
@@ -236,93 +222,86 @@ mod tests {
             ("/srv/./data", None),
         ] {
             start.installed = Some(Installed {
-                program: "true".to_owned(),
-                search: None,
                 cwd: Some(cwd.to_owned()),
-                stream_output: true,
-                stdin: false,
+                ..Installed::default()
             });
             let all = build(&daemon, &start, None);
             assert_eq!(all.get("PWD").map(String::as_str), pwd, "{cwd}");
             assert!(!all.contains_key("OLDPWD"));
         }
-        start.user_env = map(&[("PWD", "/elsewhere")]);
+        start.user_env = map(&["PWD=/elsewhere"]);
         assert_eq!(build(&daemon, &start, None)["PWD"], "/elsewhere");
     }
 
     #[test]
     fn what_the_service_manager_tells_the_daemon_is_not_passed_on() {
-        let names = [
-            "NOTIFY_SOCKET",
-            "WATCHDOG_PID",
-            "WATCHDOG_USEC",
-            "LISTEN_FDS",
-            "LISTEN_PID",
-            "LISTEN_PIDFDID",
-            "LISTEN_FDNAMES",
-            "CREDENTIALS_DIRECTORY",
+        let inherited = [
+            "NOTIFY_SOCKET=x",
+            "WATCHDOG_PID=x",
+            "WATCHDOG_USEC=x",
+            "LISTEN_FDS=x",
+            "LISTEN_PID=x",
+            "LISTEN_PIDFDID=x",
+            "LISTEN_FDNAMES=x",
+            "CREDENTIALS_DIRECTORY=x",
         ];
-        let inherited = names.map(|name| (name, "x"));
         let mut start = testing::start(1);
         let all = build(&inherited, &start, None);
-        for name in names {
+        for name in map(&inherited).keys() {
             assert!(!all.contains_key(name), "{name}");
         }
         // A user may mean something by it.
-        start.user_env = map(&[("NOTIFY_SOCKET", "mine")]);
+        start.user_env = map(&["NOTIFY_SOCKET=mine"]);
         assert_eq!(build(&inherited, &start, None)["NOTIFY_SOCKET"], "mine");
     }
 
     #[test]
     fn gpus_are_the_union_and_hidden_when_none_is_used() {
         let mut start = testing::start(2);
-        let daemon = [("CUDA_VISIBLE_DEVICES", "0,1,2,3")];
-        let seen = |inherited: &[(&str, &str)], start: &_, devices| {
-            build(inherited, start, devices)
-                .get("CUDA_VISIBLE_DEVICES")
-                .cloned()
-        };
-        assert_eq!(seen(&daemon, &start, Some(&[])).as_deref(), Some(""));
-        assert_eq!(seen(&[], &start, Some(&[])).as_deref(), Some(""));
-        assert_eq!(
-            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
-            Some("1,3")
-        );
-        // What is not shared out is left as it is.
-        assert_eq!(seen(&daemon, &start, None).as_deref(), Some("0,1,2,3"));
-        assert_eq!(seen(&[], &start, None), None);
-        start.user_env = map(&[("CUDA_VISIBLE_DEVICES", "3")]);
-        assert_eq!(
-            seen(&daemon, &start, Some(&["1", "3"])).as_deref(),
-            Some("3")
-        );
+        let daemon = &["CUDA_VISIBLE_DEVICES=0,1,2,3"][..];
+        let two = &["1", "3"][..];
+        for (inherited, devices, seen) in [
+            (daemon, Some(&[][..]), Some("")),
+            (&[], Some(&[]), Some("")),
+            (daemon, Some(two), Some("1,3")),
+            // What is not shared out is left as it is.
+            (daemon, None, Some("0,1,2,3")),
+            (&[], None, None),
+        ] {
+            let all = build(inherited, &start, devices);
+            let there = all.get("CUDA_VISIBLE_DEVICES").map(String::as_str);
+            assert_eq!(there, seen);
+        }
+        start.user_env = map(&["CUDA_VISIBLE_DEVICES=3"]);
+        let all = build(daemon, &start, Some(two));
+        assert_eq!(all["CUDA_VISIBLE_DEVICES"], "3");
     }
 
     #[test]
     fn a_place_in_another_group_is_not_inherited_but_may_be_given_on_purpose() {
         let outer = [
-            ("RANK", "5"),
-            ("SLURM_PROCID", "3"),
-            ("OMPI_COMM_WORLD_RANK", "2"),
-            ("PMIX_RANK", "2"),
-            ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.9.9.9"),
-            ("TORCHELASTIC_ERROR_FILE", "/tmp/outer"),
-            ("SLURM_JOB_ID", "77"),
+            "RANK=5",
+            "SLURM_PROCID=3",
+            "OMPI_COMM_WORLD_RANK=2",
+            "PMIX_RANK=2",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR=10.9.9.9",
+            "TORCHELASTIC_ERROR_FILE=/tmp/outer",
         ];
         let mut start = testing::start(1);
         start.env = BTreeMap::new();
         let all = build(&outer, &start, None);
-        for (name, _) in &outer[..6] {
-            assert!(!all.contains_key(*name), "{name}");
+        for name in map(&outer).keys() {
+            assert!(!all.contains_key(name), "{name}");
         }
-        assert_eq!(all["SLURM_JOB_ID"], "77", "that is no place in a group");
-        start.user_env = map(&[("SLURM_PROCID", "9"), ("RANK", "7")]);
-        let all = build(&outer, &start, None);
+        // That is no place in a group.
         assert_eq!(
-            (all["SLURM_PROCID"].as_str(), all["RANK"].as_str()),
-            ("9", "7")
+            build(&["SLURM_JOB_ID=77"], &start, None)["SLURM_JOB_ID"],
+            "77"
         );
-        assert_eq!(all["KOLO_RANK"], "0");
+        start.user_env = map(&["SLURM_PROCID=9", "RANK=7"]);
+        let all = build(&outer, &start, None);
+        let given = ["SLURM_PROCID", "RANK", "KOLO_RANK"].map(|name| all[name].as_str());
+        assert_eq!(given, ["9", "7", "0"]);
     }
 
     #[test]
@@ -349,7 +328,7 @@ mod tests {
         ] {
             for place in 0..3 {
                 let mut start = testing::start(1);
-                let bad = map(&[(name, value)]);
+                let bad = BTreeMap::from([(name.to_owned(), value.to_owned())]);
                 match place {
                     0 => start.env = bad,
                     1 => start.slots[0].env = bad,
@@ -361,7 +340,7 @@ mod tests {
             }
         }
         let mut start = testing::start(1);
-        start.env = map(&[("KOLO_RANK", "1"), ("fine", "x")]);
+        start.env = map(&["KOLO_RANK=1", "fine=x"]);
         assert_eq!(check(&start), Ok(()));
     }
 }

@@ -15,10 +15,10 @@ pub const MAX_LEASE: Duration = Duration::from_secs(25 * 3600);
 /// The most workers of one job that a node takes, whatever they ask for.
 pub const MAX_WORKERS: u32 = 4096;
 
-/// Why resources are not reserved.
+/// Why resources are not held.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum ReserveError {
+pub enum HoldError {
     /// There is too little. Retry when another job has ended, or ask for less.
     #[error("this node lacks {}", list(.0))]
     Shortage(Vec<Shortage>),
@@ -28,22 +28,19 @@ pub enum ReserveError {
     /// More workers than a node ever takes.
     #[error("a reservation is for {0} workers; allowed is 1 to {MAX_WORKERS}")]
     TooManyWorkers(u32),
+    /// More workers of an elastic job than a node ever takes.
+    #[error("{0} would have more than {MAX_WORKERS} workers on this node; start fewer")]
+    TooManyMore(JobId),
     /// A lease of zero or of more than [`MAX_LEASE`].
     #[error("a reservation's lease is {0:?}; allowed is 1 ms to {MAX_LEASE:?}")]
     Lease(Duration),
     /// The job holds something else here already, or runs. Release it first.
     #[error("{0} holds resources on this node already")]
     Held(JobId),
-}
-
-/// Why a reservation is not committed, or no more workers of an elastic job get room.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CommitError {
     /// Nothing is reserved: never, or the lease ended and it was released. Reserve again.
     #[error("{0} has no reservation on this node; if it had one, its lease has ended")]
     NotReserved(JobId),
-    /// It is committed already.
+    /// The reservation is committed already.
     #[error("{0} has been started on this node already")]
     Committed(JobId),
     /// Another number of workers than was reserved.
@@ -56,12 +53,6 @@ pub enum CommitError {
         /// What is to be started.
         given: u32,
     },
-    /// There is too little for more workers. Start fewer, or retry when another job has ended.
-    #[error("this node lacks {}", list(.0))]
-    Shortage(Vec<Shortage>),
-    /// More workers of one job than a node ever takes.
-    #[error("{0} would have more than {MAX_WORKERS} workers on this node; start fewer")]
-    TooManyWorkers(JobId),
 }
 
 fn list(shortages: &[Shortage]) -> String {
@@ -69,23 +60,12 @@ fn list(shortages: &[Shortage]) -> String {
     texts.join("; ")
 }
 
-impl From<ReserveError> for Refusal {
-    fn from(error: ReserveError) -> Self {
+impl From<HoldError> for Refusal {
+    fn from(error: HoldError) -> Self {
         let kind = match error {
-            ReserveError::Shortage(_) => RefusalKind::Unplaceable,
-            ReserveError::TooManyWorkers(_) => RefusalKind::TooLarge,
-            _ => RefusalKind::Invalid,
-        };
-        Self::new(kind, error.to_string())
-    }
-}
-
-impl From<CommitError> for Refusal {
-    fn from(error: CommitError) -> Self {
-        let kind = match error {
-            CommitError::NotReserved(_) => RefusalKind::NotFound,
-            CommitError::Shortage(_) => RefusalKind::Unplaceable,
-            CommitError::TooManyWorkers(_) => RefusalKind::TooLarge,
+            HoldError::Shortage(_) => RefusalKind::Unplaceable,
+            HoldError::NotReserved(_) => RefusalKind::NotFound,
+            HoldError::TooManyWorkers(_) | HoldError::TooManyMore(_) => RefusalKind::TooLarge,
             _ => RefusalKind::Invalid,
         };
         Self::new(kind, error.to_string())
@@ -145,7 +125,7 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// [`ReserveError`]; nothing is changed then.
+    /// [`HoldError`]; nothing is changed then.
     pub fn reserve(
         &mut self,
         now: Instant,
@@ -153,14 +133,14 @@ impl Inventory {
         per_worker: &Resources,
         workers: u32,
         lease: Duration,
-    ) -> Result<&Holding, ReserveError> {
+    ) -> Result<&Holding, HoldError> {
         match workers {
-            0 => return Err(ReserveError::NoWorkers),
+            0 => return Err(HoldError::NoWorkers),
             1..=MAX_WORKERS => {}
-            _ => return Err(ReserveError::TooManyWorkers(workers)),
+            _ => return Err(HoldError::TooManyWorkers(workers)),
         }
         if lease.is_zero() || lease > MAX_LEASE {
-            return Err(ReserveError::Lease(lease));
+            return Err(HoldError::Lease(lease));
         }
         // An amount of nothing of a resource that the node does not know would be given back to it.
         let mut per_worker = per_worker.clone();
@@ -171,13 +151,13 @@ impl Inventory {
                 && holding.workers == workers
                 && holding.per_worker == per_worker;
             if !same {
-                return Err(ReserveError::Held(job));
+                return Err(HoldError::Held(job));
             }
         } else {
             let all = per_worker.times(workers);
             let shortages = self.free.shortages(&all);
             let Some(free) = self.free.minus(&all) else {
-                return Err(ReserveError::Shortage(shortages));
+                return Err(HoldError::Shortage(shortages));
             };
             self.free = free;
             let devices = self.free_devices(all.gpus as usize);
@@ -218,25 +198,25 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// [`CommitError`]; a reservation whose lease has ended is as good as none, even if
+    /// [`HoldError`]; a reservation whose lease has ended is as good as none, even if
     /// [`Inventory::expire`] has not run since.
     pub fn commit(
         &mut self,
         now: Instant,
         job: JobId,
         workers: u32,
-    ) -> Result<&Holding, CommitError> {
+    ) -> Result<&Holding, HoldError> {
         let holding = self
             .holdings
             .get_mut(&job)
-            .ok_or(CommitError::NotReserved(job))?;
+            .ok_or(HoldError::NotReserved(job))?;
         match holding.expires {
-            None => return Err(CommitError::Committed(job)),
-            Some(expires) if expires <= now => return Err(CommitError::NotReserved(job)),
+            None => return Err(HoldError::Committed(job)),
+            Some(expires) if expires <= now => return Err(HoldError::NotReserved(job)),
             Some(_) => {}
         }
         if holding.workers != workers {
-            return Err(CommitError::Workers {
+            return Err(HoldError::Workers {
                 job,
                 reserved: holding.workers,
                 given: workers,
@@ -251,31 +231,31 @@ impl Inventory {
     ///
     /// # Errors
     ///
-    /// [`CommitError`]; nothing is changed then.
+    /// [`HoldError`]; nothing is changed then.
     pub fn grow(
         &mut self,
         now: Instant,
         job: JobId,
         workers: u32,
-    ) -> Result<Vec<Vec<String>>, CommitError> {
+    ) -> Result<Vec<Vec<String>>, HoldError> {
         let holding = self
             .holdings
             .get(&job)
             .filter(|holding| holding.expires.is_none_or(|expires| expires > now))
-            .ok_or(CommitError::NotReserved(job))?;
+            .ok_or(HoldError::NotReserved(job))?;
         let had = match holding.expires {
             Some(_) => 0,
             None => holding.workers,
         };
         let wanted = had.saturating_add(workers);
         if wanted > MAX_WORKERS {
-            return Err(CommitError::TooManyWorkers(job));
+            return Err(HoldError::TooManyMore(job));
         }
         let per_worker = holding.per_worker.clone();
         let all = per_worker.times(wanted);
         let free = self.free.plus(&per_worker.times(holding.workers));
         let Some(left) = free.minus(&all) else {
-            return Err(CommitError::Shortage(free.shortages(&all)));
+            return Err(HoldError::Shortage(free.shortages(&all)));
         };
         self.free = left;
         if let Some(holding) = self.holdings.get_mut(&job) {

@@ -13,6 +13,25 @@ fn resources(cpus: u64, gpus: u32, fpga: u64) -> Resources {
     }
 }
 
+impl Inventory {
+    /// Reserves for a job: so much for each of so many workers.
+    fn takes(
+        &mut self,
+        now: Instant,
+        job: u64,
+        per_worker: &Resources,
+        workers: u32,
+    ) -> Result<Holding, HoldError> {
+        self.reserve(now, JobId(job), per_worker, workers, LEASE)
+            .cloned()
+    }
+
+    fn devices(&mut self, now: Instant, job: u64, gpus: u32, workers: u32) -> Vec<String> {
+        let holding = self.takes(now, job, &resources(1, gpus, 0), workers);
+        holding.unwrap().devices
+    }
+}
+
 fn inventory(cpus: u64, gpus: u32, fpga: u64) -> Inventory {
     let devices = (0..gpus).map(|id| id.to_string()).collect();
     Inventory::new(resources(cpus, 0, fpga), devices)
@@ -23,37 +42,20 @@ fn the_job_gets_the_union_of_its_workers_devices() {
     let now = Instant::now();
     let mut node = inventory(8, 4, 0);
     assert_eq!(node.total().gpus, 4);
-    let holding = node
-        .reserve(now, JobId(1), &resources(1, 1, 0), 2, LEASE)
-        .unwrap();
-    assert_eq!(holding.devices, ["0", "1"]);
-    let holding = node
-        .reserve(now, JobId(2), &resources(1, 0, 0), 2, LEASE)
-        .unwrap();
-    assert!(holding.devices.is_empty());
-    let holding = node
-        .reserve(now, JobId(3), &resources(1, 2, 0), 1, LEASE)
-        .unwrap();
-    assert_eq!(holding.devices, ["2", "3"]);
+    assert_eq!(node.devices(now, 1, 1, 2), ["0", "1"]);
+    assert!(node.devices(now, 2, 0, 2).is_empty());
+    assert_eq!(node.devices(now, 3, 2, 1), ["2", "3"]);
     node.release(JobId(1));
-    let holding = node
-        .reserve(now, JobId(4), &resources(1, 1, 0), 1, LEASE)
-        .unwrap();
-    assert_eq!(holding.devices, ["0"], "devices come back");
+    assert_eq!(node.devices(now, 4, 1, 1), ["0"], "devices come back");
 }
 
 #[test]
 fn what_does_not_fit_is_refused_whole_and_named() {
     let now = Instant::now();
     let mut node = inventory(4, 1, 0);
-    let error = node
-        .reserve(now, JobId(1), &resources(2, 1, 1), 3, LEASE)
-        .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "this node lacks cpus: requested 6, available 4; gpus: requested 3, available 1; \
-         fpga: requested 3, available 0"
-    );
+    let error = node.takes(now, 1, &resources(2, 1, 1), 3).unwrap_err();
+    let lacks = "this node lacks cpus: requested 6, available 4; gpus: requested 3, available 1; fpga: requested 3, available 0";
+    assert_eq!(error.to_string(), lacks);
     assert_eq!(Refusal::from(error).kind, RefusalKind::Unplaceable);
     assert_eq!(node.free(), node.total());
     assert!(node.holdings.is_empty());
@@ -69,46 +71,38 @@ fn wrong_requests_are_refused() {
             .cloned()
             .unwrap_err()
     };
-    assert_eq!(reserve(0, LEASE), ReserveError::NoWorkers);
-    assert_eq!(
-        reserve(MAX_WORKERS + 1, LEASE),
-        ReserveError::TooManyWorkers(MAX_WORKERS + 1)
-    );
-    assert_eq!(
-        reserve(1, Duration::ZERO),
-        ReserveError::Lease(Duration::ZERO)
-    );
-    assert_eq!(
-        reserve(1, Duration::MAX),
-        ReserveError::Lease(Duration::MAX)
-    );
+    for (workers, lease, error) in [
+        (0, LEASE, HoldError::NoWorkers),
+        (
+            MAX_WORKERS + 1,
+            LEASE,
+            HoldError::TooManyWorkers(MAX_WORKERS + 1),
+        ),
+        (1, Duration::ZERO, HoldError::Lease(Duration::ZERO)),
+        (1, Duration::MAX, HoldError::Lease(Duration::MAX)),
+    ] {
+        assert_eq!(reserve(workers, lease), error);
+    }
     // What asks for nothing fits anywhere, but not without a bound.
     let none = Resources::default();
-    assert!(node.reserve(now, JobId(2), &none, 4096, LEASE).is_ok());
+    assert!(node.takes(now, 2, &none, 4096).is_ok());
 }
 
 #[test]
 fn a_reservation_that_is_not_committed_in_time_is_released() {
     let start = Instant::now();
     let mut node = inventory(4, 2, 0);
-    node.reserve(start, JobId(1), &resources(2, 1, 0), 2, LEASE)
-        .unwrap();
+    node.takes(start, 1, &resources(2, 1, 0), 2).unwrap();
     assert_eq!(node.next_expiry(), Some(start + LEASE));
     let late = start + LEASE;
     let early = start + LEASE / 2;
     assert!(node.expire(early).is_empty());
     // Even before `expire` has run, a late commit finds nothing.
-    assert_eq!(
-        node.commit(late, JobId(1), 2),
-        Err(CommitError::NotReserved(JobId(1)))
-    );
+    let not_reserved = Err(HoldError::NotReserved(JobId(1)));
+    assert_eq!(node.commit(late, JobId(1), 2), not_reserved);
     assert_eq!(node.expire(late), [JobId(1)]);
-    assert_eq!(node.free(), node.total());
-    assert_eq!(node.next_expiry(), None);
-    assert_eq!(
-        node.commit(late, JobId(1), 2),
-        Err(CommitError::NotReserved(JobId(1)))
-    );
+    assert_eq!((node.free(), node.next_expiry()), (node.total(), None));
+    assert_eq!(node.commit(late, JobId(1), 2), not_reserved);
 }
 
 #[test]
@@ -116,25 +110,19 @@ fn a_committed_reservation_stays() {
     let start = Instant::now();
     let mut node = inventory(4, 0, 0);
     let one = resources(1, 0, 0);
-    node.reserve(start, JobId(1), &one, 2, LEASE).unwrap();
-    assert_eq!(
-        node.commit(start, JobId(1), 3),
-        Err(CommitError::Workers {
-            job: JobId(1),
-            reserved: 2,
-            given: 3
-        })
-    );
-    node.commit(start, JobId(1), 2).unwrap();
-    assert_eq!(
-        node.commit(start, JobId(1), 2),
-        Err(CommitError::Committed(JobId(1)))
-    );
+    node.takes(start, 1, &one, 2).unwrap();
+    let other = HoldError::Workers {
+        job: JobId(1),
+        reserved: 2,
+        given: 3,
+    };
+    let again = HoldError::Committed(JobId(1));
+    for (workers, result) in [(3, Err(other)), (2, Ok(())), (2, Err(again))] {
+        assert_eq!(node.commit(start, JobId(1), workers).map(drop), result);
+    }
     assert!(node.expire(start + MAX_LEASE * 2).is_empty());
-    assert_eq!(
-        node.reserve(start, JobId(1), &one, 2, LEASE).cloned(),
-        Err(ReserveError::Held(JobId(1)))
-    );
+    let held = Err(HoldError::Held(JobId(1)));
+    assert_eq!(node.takes(start, 1, &one, 2), held);
     assert!(node.release(JobId(1)).is_some());
     assert!(node.release(JobId(1)).is_none());
     assert_eq!(node.free(), node.total());
@@ -145,22 +133,14 @@ fn the_same_request_again_renews_the_lease_and_takes_nothing_more() {
     let start = Instant::now();
     let mut node = inventory(4, 2, 0);
     let one = resources(1, 1, 0);
-    let first = node
-        .reserve(start, JobId(1), &one, 2, LEASE)
-        .unwrap()
-        .clone();
+    let first = node.takes(start, 1, &one, 2).unwrap();
     let later = start + LEASE / 2;
-    let second = node
-        .reserve(later, JobId(1), &one, 2, LEASE)
-        .unwrap()
-        .clone();
+    let second = node.takes(later, 1, &one, 2).unwrap();
     assert_eq!(second.devices, first.devices);
     assert_eq!(second.expires, Some(later + LEASE));
     assert_eq!(node.free(), &resources(2, 0, 0));
-    assert_eq!(
-        node.reserve(later, JobId(1), &one, 1, LEASE).cloned(),
-        Err(ReserveError::Held(JobId(1)))
-    );
+    let held = Err(HoldError::Held(JobId(1)));
+    assert_eq!(node.takes(later, 1, &one, 1), held);
 }
 
 #[test]
@@ -168,9 +148,8 @@ fn a_job_grows_and_shrinks_by_workers_within_what_is_there() {
     let start = Instant::now();
     let mut node = inventory(4, 3, 0);
     let one = resources(1, 1, 0);
-    node.reserve(start, JobId(1), &one, 2, LEASE).unwrap();
-    node.reserve(start, JobId(2), &resources(1, 0, 0), 1, LEASE)
-        .unwrap();
+    node.takes(start, 1, &one, 2).unwrap();
+    node.takes(start, 2, &resources(1, 0, 0), 1).unwrap();
     let all = |names: &[&str]| -> Vec<Vec<String>> {
         names.iter().map(|name| vec![(*name).to_owned()]).collect()
     };
@@ -180,7 +159,7 @@ fn a_job_grows_and_shrinks_by_workers_within_what_is_there() {
     assert!(node.expire(start + LEASE).contains(&JobId(2)));
     assert!(matches!(
         node.grow(start, JobId(1), 3),
-        Err(CommitError::Shortage(short)) if short.len() == 1
+        Err(HoldError::Shortage(short)) if short.len() == 1
     ));
     assert_eq!(node.grow(start, JobId(1), 2).unwrap(), all(&["1", "2"]));
     node.shrink(JobId(1), &all(&["1"])[0]);
@@ -191,11 +170,11 @@ fn a_job_grows_and_shrinks_by_workers_within_what_is_there() {
     assert_eq!(node.free(), node.total());
     assert_eq!(node.grow(start, JobId(1), 0).unwrap(), all(&[]));
     let most = node.grow(start, JobId(1), u32::MAX);
-    assert_eq!(most, Err(CommitError::TooManyWorkers(JobId(1))));
+    assert_eq!(most, Err(HoldError::TooManyMore(JobId(1))));
     // A lease that has ended is none.
-    node.reserve(start, JobId(3), &one, 1, LEASE).unwrap();
+    node.takes(start, 3, &one, 1).unwrap();
     let late = node.grow(start + LEASE, JobId(3), 1);
-    assert_eq!(late, Err(CommitError::NotReserved(JobId(3))));
+    assert_eq!(late, Err(HoldError::NotReserved(JobId(3))));
 }
 
 #[derive(Debug, Clone)]
@@ -232,7 +211,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Reserve(job, cpus, gpus, workers) => {
-                    let _ = node.reserve(now, JobId(job), &resources(cpus, gpus, 0), workers, LEASE);
+                    let _ = node.takes(now, job, &resources(cpus, gpus, 0), workers);
                 }
                 Step::Commit(job, workers) => {
                     let _ = node.commit(now, JobId(job), workers);

@@ -6,12 +6,11 @@ fn book(lines: usize, bytes: usize) -> LogBook {
     LogBook::new(LogLimits { lines, bytes })
 }
 
-fn texts(batch: &LogBatch) -> Vec<String> {
-    batch
-        .lines
-        .iter()
-        .map(|line| format!("{}:{}", line.rank, String::from_utf8_lossy(&line.text)))
-        .collect()
+/// What is new for a reader, each line with its rank.
+fn read(book: &LogBook, cursor: &mut Cursor) -> Vec<String> {
+    let lines = book.read(cursor, 1 << 20).lines.into_iter();
+    let text = |line: LogLine| format!("{}:{}", line.rank, String::from_utf8_lossy(&line.text));
+    lines.map(text).collect()
 }
 
 /// A process whose rank is the number of its slot.
@@ -33,19 +32,12 @@ fn lines_of_all_ranks_come_in_the_order_in_which_they_were_written() {
         push(&mut book, rank, text);
     }
     let mut all = book.cursor(&[], None);
-    assert_eq!(
-        texts(&book.read(&mut all, 1 << 20)),
-        ["1:a", "0:b", "1:c", "0:d"]
-    );
-    assert!(book.read(&mut all, 1 << 20).lines.is_empty());
+    assert_eq!(read(&book, &mut all), ["1:a", "0:b", "1:c", "0:d"]);
+    assert!(read(&book, &mut all).is_empty());
     push(&mut book, 2, "e");
-    assert_eq!(
-        texts(&book.read(&mut all, 1 << 20)),
-        ["2:e"],
-        "a rank that is new"
-    );
+    assert_eq!(read(&book, &mut all), ["2:e"], "a rank that is new");
     let mut one = book.cursor(&[Rank(0)], None);
-    assert_eq!(texts(&book.read(&mut one, 1 << 20)), ["0:b", "0:d"]);
+    assert_eq!(read(&book, &mut one), ["0:b", "0:d"]);
 }
 
 #[test]
@@ -55,14 +47,11 @@ fn a_tail_is_counted_per_rank() {
         push(&mut book, rank, text);
     }
     let mut cursor = book.cursor(&[], Some(2));
-    assert_eq!(
-        texts(&book.read(&mut cursor, 1 << 20)),
-        ["0:b", "0:c", "1:d"]
-    );
+    assert_eq!(read(&book, &mut cursor), ["0:b", "0:c", "1:d"]);
     let mut cursor = book.cursor(&[], Some(0));
-    assert!(book.read(&mut cursor, 1 << 20).lines.is_empty());
+    assert!(read(&book, &mut cursor).is_empty());
     push(&mut book, 0, "e");
-    assert_eq!(texts(&book.read(&mut cursor, 1 << 20)), ["0:e"]);
+    assert_eq!(read(&book, &mut cursor), ["0:e"]);
 }
 
 #[test]
@@ -81,23 +70,20 @@ fn processes_of_a_slot_follow_each_other_and_lines_have_the_rank_of_their_time()
     error(&mut book, at(1, 0), "another slot, rank 0");
     error(&mut book, at(3, 3), "second, no rank yet");
     let mut of_rank = book.cursor(&[Rank(0)], None);
-    let lines = book.read(&mut of_rank, 1 << 20);
-    assert_eq!(texts(&lines), ["0:first, rank 0", "0:another slot, rank 0"]);
+    let expected = ["0:first, rank 0", "0:another slot, rank 0"];
+    assert_eq!(read(&book, &mut of_rank), expected);
     error(&mut book, at(3, 1), "second, rank 1");
-    assert!(book.read(&mut of_rank, 1 << 20).lines.is_empty());
+    assert!(read(&book, &mut of_rank).is_empty());
     error(&mut book, at(3, 0), "second, rank 0");
-    let lines = book.read(&mut of_rank, 1 << 20);
-    assert_eq!(texts(&lines), ["0:second, rank 0"]);
-    assert_eq!(lines.lines[0].seq, 4, "the log of the slot goes on");
+    // The log of the slot goes on.
+    assert_eq!(book.read(&mut of_rank.clone(), 1 << 20).lines[0].seq, 4);
+    assert_eq!(read(&book, &mut of_rank), ["0:second, rank 0"]);
     let mut last = book.cursor(&[Rank(3)], Some(1));
-    let lines = book.read(&mut last, 1 << 20);
-    assert_eq!(texts(&lines), ["3:second, no rank yet"]);
+    assert_eq!(read(&book, &mut last), ["3:second, no rank yet"]);
     // The last words of a process are its own.
     let tail = book.stderr_tail((Slot(3), second), 20);
-    assert_eq!(
-        tail,
-        ["second, no rank yet", "second, rank 1", "second, rank 0"]
-    );
+    let expected = ["second, no rank yet", "second, rank 1", "second, rank 0"];
+    assert_eq!(tail, expected);
 }
 
 #[test]
@@ -109,13 +95,9 @@ fn a_slow_reader_misses_lines_and_sees_it_in_their_numbers() {
     for number in 1..10 {
         push(&mut book, 0, &number.to_string());
     }
-    let seqs: Vec<u64> = book
-        .read(&mut cursor, 1 << 20)
-        .lines
-        .iter()
-        .map(|line| line.seq)
-        .collect();
-    assert_eq!(seqs, [7, 8, 9]);
+    let lines = book.read(&mut cursor, 1 << 20).lines;
+    let seqs = lines.iter().map(|line| line.seq);
+    assert_eq!(seqs.collect::<Vec<_>>(), [7, 8, 9]);
 }
 
 #[test]
@@ -149,62 +131,36 @@ fn the_tail_of_standard_error_is_text_of_that_stream_only() {
 
 #[test]
 fn a_line_that_was_written_over_is_one_line_with_its_last_state() {
-    for (lines, limit, tail) in [
-        (&[][..], 20, &[][..]),
-        (
-            &[("a", false), ("", false), ("b", false)],
-            20,
-            &["a", "", "b"],
-        ),
+    // Lines end with LF, or with CR where the next one is written over them.
+    for (output, limit, tail) in [
+        ("", 20, &[][..]),
+        ("a\n\nb\n", 20, &["a", "", "b"]),
         // A progress bar in pieces, and what follows it.
-        (
-            &[("10%", true), ("20%", true), ("30%", true), ("boom", false)],
-            20,
-            &["boom"],
-        ),
-        (
-            &[("10%", true), ("30%", false), ("boom", false)],
-            20,
-            &["30%", "boom"],
-        ),
+        ("10%\r20%\r30%\rboom\n", 20, &["boom"]),
+        ("10%\r30%\nboom\n", 20, &["30%", "boom"]),
         // CR and LF that came apart.
-        (
-            &[("10%", true), ("30%", true), ("", false), ("boom", false)],
-            20,
-            &["30%", "boom"],
-        ),
+        ("10%\r30%\r\nboom\n", 20, &["30%", "boom"]),
         // At the end, with nothing over it.
-        (
-            &[("start", false), ("10%", true), ("30%", true)],
-            20,
-            &["start", "30%"],
-        ),
-        // In one piece, CR before or behind each state.
-        (
-            &[("10%\r20%\r30%", false), ("boom", false)],
-            20,
-            &["30%", "boom"],
-        ),
-        (&[("\r10%\r30%\r", false)], 20, &["30%"]),
-        (&[("\r\r", false)], 20, &[""]),
+        ("start\n10%\r30%\r", 20, &["start", "30%"]),
         // As many lines as are wanted, whatever is between them.
-        (
-            &[
-                ("a", false),
-                ("b", false),
-                ("1", true),
-                ("2", true),
-                ("c", false),
-            ],
-            2,
-            &["b", "c"],
-        ),
-        (&[("a", false), ("1", true), ("2", true)], 1, &["2"]),
-        (&[("a", false)], 0, &[]),
+        ("a\nb\n1\r2\rc\n", 2, &["b", "c"]),
+        ("a\n1\r2\r", 1, &["2"]),
+        ("a\n", 0, &[]),
     ] {
-        let newest_first = lines.iter().rev();
-        let newest_first = newest_first.map(|(text, over)| (text.as_bytes(), *over));
-        assert_eq!(last_states(newest_first, limit), tail, "{lines:?}");
+        let lines: Vec<&str> = output.split_inclusive(['\r', '\n']).collect();
+        let newest_first = lines.into_iter().rev();
+        let newest_first =
+            newest_first.map(|line| (&line.as_bytes()[..line.len() - 1], line.ends_with('\r')));
+        assert_eq!(last_states(newest_first, limit), tail, "{output:?}");
+    }
+    // In one piece, CR before or behind each state.
+    for (lines, tail) in [
+        (&["10%\r20%\r30%", "boom"][..], &["30%", "boom"][..]),
+        (&["\r10%\r30%\r"], &["30%"]),
+        (&["\r\r"], &[""]),
+    ] {
+        let newest_first = lines.iter().rev().map(|text| (text.as_bytes(), false));
+        assert_eq!(last_states(newest_first, 20), tail, "{lines:?}");
     }
 }
 
@@ -235,7 +191,7 @@ fn the_rank_that_has_most_sheds_first_and_the_newest_lines_last() {
     assert_eq!(seqs(&book), [(1, 100)]);
     book.clear();
     assert_eq!(book.bytes(), 0);
-    assert!(book.read(&mut all, 1 << 20).lines.is_empty());
+    assert!(read(&book, &mut all).is_empty());
 }
 
 proptest! {

@@ -12,8 +12,8 @@ use kolo_wire::{
     StartWorkers, ToWorker,
 };
 
-use super::colocator::{Colocator, Here, refuse};
-use super::inventory::{CommitError, Inventory};
+use super::colocator::{Colocator, Here};
+use super::inventory::{HoldError, Inventory};
 use super::messages::{AskId, Found, Input, Output, Stay, Wanted};
 use super::outbox::Outbox;
 
@@ -151,7 +151,7 @@ impl NodeCore {
                     }
                     // The job may have left meanwhile, and come again.
                     Some(Finding::Start(stay, start)) if self.stay(start.job) != stay => {
-                        Some(refused(CommitError::NotReserved(start.job)))
+                        Some(refused(HoldError::NotReserved(start.job)))
                     }
                     Some(Finding::Start(_, start)) => {
                         self.start(now, (ask, start), program, &mut outputs)
@@ -262,10 +262,6 @@ impl NodeCore {
         request: NodeRequest,
         outputs: &mut Vec<Output>,
     ) -> Option<NodeReply> {
-        let done = |result: Result<(), Refusal>| match result {
-            Ok(()) => NodeReply::Done,
-            Err(refusal) => NodeReply::Refused(refusal),
-        };
         match request {
             NodeRequest::Reserve { .. } if self.stopping.is_some() => {
                 let reason = self.stopping.as_deref().unwrap_or_default();
@@ -315,16 +311,14 @@ impl NodeCore {
                 self.finding.insert(ask, Finding::Port);
                 None
             }
-            NodeRequest::Membership(table) => Some(done(
-                self.ask(table.job, outputs, |job| job.membership(table)),
-            )),
+            NodeRequest::Membership(table) => {
+                Some(self.ask(table.job, outputs, |job| job.membership(table)))
+            }
             NodeRequest::RankLost {
                 job,
                 generation,
                 failure,
-            } => Some(done(
-                self.ask(job, outputs, |job| job.rank_lost(generation, failure)),
-            )),
+            } => Some(self.ask(job, outputs, |job| job.rank_lost(generation, failure))),
             NodeRequest::Revoke {
                 job,
                 generation,
@@ -336,9 +330,7 @@ impl NodeCore {
                     cause,
                     lost,
                 };
-                Some(done(self.ask(job, outputs, |job| {
-                    Ok(job.revoke(generation, &message))
-                })))
+                Some(self.ask(job, outputs, |job| Ok(job.revoke(generation, &message))))
             }
             NodeRequest::Hold {
                 job,
@@ -346,9 +338,9 @@ impl NodeCore {
                 why,
             } => {
                 let message = ToWorker::Hold { generation, why };
-                Some(done(self.ask(job, outputs, |job| {
+                Some(self.ask(job, outputs, |job| {
                     Ok(job.tell_members(generation, &message))
-                })))
+                }))
             }
             NodeRequest::StopWorker {
                 job,
@@ -364,7 +356,7 @@ impl NodeCore {
                 Some(NodeReply::Done)
             }
             NodeRequest::Signal { job, signal, seq } => {
-                Some(done(self.ask(job, outputs, |job| job.signal(seq, signal))))
+                Some(self.ask(job, outputs, |job| job.signal(seq, signal)))
             }
             NodeRequest::Release { job } => {
                 self.stop((ask, job), NodeReply::Done, outputs, |job| {
@@ -405,21 +397,19 @@ impl NodeCore {
         job: JobId,
         outputs: &mut Vec<Output>,
         act: impl FnOnce(&mut Colocator) -> Result<Vec<Output>, Refusal>,
-    ) -> Result<(), Refusal> {
+    ) -> NodeReply {
         let Some(stay) = self.stay(job) else {
-            return refuse(
-                RefusalKind::NotFound,
-                format!("{job} holds nothing on this node"),
-            );
+            let message = format!("{job} holds nothing on this node");
+            return refused(Refusal::new(RefusalKind::NotFound, message));
         };
-        let mut result = Ok(());
+        let mut reply = NodeReply::Done;
         self.with(stay, outputs, |job| {
             act(job).unwrap_or_else(|refusal| {
-                result = Err(refusal);
+                reply = refused(refusal);
                 Vec::new()
             })
         });
-        result
+        reply
     }
 
     /// The stay of a job that holds something; a new one if there is none.
@@ -472,7 +462,7 @@ impl NodeCore {
             Err(refusal) => return Some(refused(refusal)),
         };
         let started = self.ask(job, outputs, |job| job.start(now, ask, start, devices));
-        if let Err(refusal) = started {
+        if let NodeReply::Refused(refusal) = started {
             // It can't be started, so it must not hold anything (G-2).
             let reason = refusal.message.clone();
             self.stop((ask, job), refused(refusal), outputs, |job| {
@@ -491,7 +481,7 @@ impl NodeCore {
             return Ok(vec![holding.devices.clone()]);
         }
         let colocator = self.stay(job).and_then(|stay| self.jobs.get(&stay));
-        let colocator = colocator.ok_or(CommitError::NotReserved(job))?;
+        let colocator = colocator.ok_or(HoldError::NotReserved(job))?;
         let new = colocator.admit(start)?.len() as u32;
         Ok(self.inventory.grow(now, job, new)?)
     }

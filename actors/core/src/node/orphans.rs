@@ -157,10 +157,6 @@ mod tests {
         }]
     }
 
-    fn ended() -> [(JobId, Cause); 1] {
-        [(JOB, Cause::Alone(TIMEOUT))]
-    }
-
     #[test]
     fn g3_an_elastic_job_ends_without_a_head_also_if_its_driver_is_there() {
         let start = Instant::now();
@@ -212,55 +208,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_ended_when_both_have_been_gone_for_the_time() {
+    fn a_job_is_ended_once_and_one_of_the_same_id_later_is_another_one() {
         let start = Instant::now();
         let mut orphans = Orphans::new(TIMEOUT);
-        assert!(orphans.step(start, THERE, fixed(true)).is_empty());
-        assert_eq!(orphans.next_deadline(), None);
-        // The head first, the driver 10 s later: the later counts.
-        assert!(orphans.step(start, AWAY, fixed(true)).is_empty());
-        assert_eq!(orphans.next_deadline(), None);
-        let both = start + Duration::from_secs(10);
-        assert!(orphans.step(both, AWAY, fixed(false)).is_empty());
-        assert_eq!(orphans.next_deadline(), Some(both + TIMEOUT));
-        let early = both + Duration::from_millis(59_999);
-        assert!(orphans.step(early, AWAY, fixed(false)).is_empty());
-        assert_eq!(orphans.step(both + TIMEOUT, AWAY, fixed(false)), ended());
-        // Once.
-        assert!(orphans.step(both + TIMEOUT, AWAY, fixed(false)).is_empty());
-        assert_eq!(orphans.next_deadline(), None);
-        // A job of the same id later is another one.
-        assert!(orphans.step(both + TIMEOUT, AWAY, []).is_empty());
-        let again = both + TIMEOUT * 2;
-        assert!(orphans.step(again, AWAY, fixed(false)).is_empty());
-        assert_eq!(orphans.step(again + TIMEOUT, AWAY, fixed(false)), ended());
-    }
-
-    #[test]
-    fn d2_who_comes_back_in_time_saves_it() {
-        let start = Instant::now();
-        for (head, driver) in [(true, false), (false, true)] {
-            let mut orphans = Orphans::new(TIMEOUT);
-            assert!(orphans.step(start, AWAY, fixed(false)).is_empty());
-            let late = start + Duration::from_secs(59);
-            assert!(
-                orphans
-                    .step(
-                        late,
-                        Head {
-                            is_there: head,
-                            ..AWAY
-                        },
-                        fixed(driver)
-                    )
-                    .is_empty()
-            );
-            assert_eq!(orphans.next_deadline(), None);
-            // The time begins anew.
-            assert!(orphans.step(late, AWAY, fixed(false)).is_empty());
-            let over = start + TIMEOUT;
+        for begin in [start, start + TIMEOUT * 2] {
+            assert!(orphans.step(begin, AWAY, fixed(false)).is_empty());
+            let over = begin + TIMEOUT;
+            let early = over.checked_sub(Duration::from_millis(1)).unwrap();
+            assert!(orphans.step(early, AWAY, fixed(false)).is_empty());
+            let ended = [(JOB, Cause::Alone(TIMEOUT))];
+            assert_eq!(orphans.step(over, AWAY, fixed(false)), ended);
             assert!(orphans.step(over, AWAY, fixed(false)).is_empty());
-            assert_eq!(orphans.next_deadline(), Some(late + TIMEOUT));
+            assert_eq!(orphans.next_deadline(), None);
+            assert!(orphans.step(over, AWAY, []).is_empty());
         }
     }
 
@@ -297,6 +257,8 @@ mod tests {
                     return Ok(());
                 }
                 prop_assert!(!alone);
+                let by = last_seen.map(|since| since + TIMEOUT);
+                prop_assert_eq!(orphans.next_deadline(), by);
             }
         }
     }

@@ -4,22 +4,23 @@ mod elastic;
 
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{DriverId, Generation, JobId, Slot};
+use kolo_wire::ids::{DriverId, Generation, JobId, NodeId, Rank, Slot};
 use kolo_wire::worker::LOCAL_PROTOCOL;
 use kolo_wire::{
-    Exit, FromWorker, Installed, InstalledHere, Milli, NodeEvent, NodeReply, NodeRequest, Program,
-    ProgramHash, Refusal, RefusalKind, Resources, ToWorker,
+    Exit, FromWorker, Installed, InstalledHere, Milli, NodeEvent, NodeReply, NodeRequest,
+    ProgramHash, RankFailure, Refusal, RefusalKind, Resources, ToWorker, WorkerSignal,
 };
 
 use super::NodeCore;
 use super::inventory::Inventory;
-use super::messages::{
-    AskId, Delivery, Found, Input, Opening, Output, Signal, Spawning, Stay, Wanted, WorkerEvent,
-};
+use super::messages::{AskId, Delivery, Found, Input, Output, Signal, Stay, Wanted, WorkerEvent};
 use super::testing::{self, STAY, at, signal};
 
 const JOB: JobId = STAY.job;
 const LEASE: Duration = Duration::from_secs(5);
+
+/// What ends a stay when no worker is left.
+const CLOSE: [Output; 2] = [Output::CloseCalls(JOB), Output::CloseWarden(STAY)];
 
 /// A node with four CPUs, and how late it is.
 struct Node {
@@ -57,6 +58,15 @@ fn reserve(job: JobId, workers: u32) -> NodeRequest {
     }
 }
 
+/// The answer to a reservation of a job whose program is not here.
+fn reserved(problem: Option<Refusal>) -> NodeReply {
+    NodeReply::Reserved {
+        has_program: false,
+        free_port: 7,
+        problem,
+    }
+}
+
 fn stop() -> NodeRequest {
     NodeRequest::Stop {
         job: JOB,
@@ -67,13 +77,16 @@ fn stop() -> NodeRequest {
 
 /// The answers among outputs.
 fn answers(outputs: &[Output]) -> Vec<(AskId, NodeReply)> {
-    outputs
-        .iter()
-        .filter_map(|output| match output {
-            Output::Answer { ask, reply } => Some((*ask, reply.clone())),
-            _ => None,
-        })
-        .collect()
+    let answers = outputs.iter().filter_map(|output| match output {
+        Output::Answer { ask, reply } => Some((*ask, reply.clone())),
+        _ => None,
+    });
+    answers.collect()
+}
+
+/// That this question alone is answered, with no more than that it is done.
+fn done(ask: AskId) -> [(AskId, NodeReply); 1] {
+    [(ask, NodeReply::Done)]
 }
 
 /// The kind of the one refusal among outputs.
@@ -110,13 +123,23 @@ impl Node {
     }
 
     fn found(&mut self, program: Found) -> Vec<Output> {
-        let ask = AskId(self.asks);
+        self.found_for(AskId(self.asks), program)
+    }
+
+    fn found_for(&mut self, ask: AskId, program: Found) -> Vec<Output> {
         let free_port = 7;
         self.step(Input::Found {
             ask,
             program,
             free_port,
         })
+    }
+
+    /// A reservation with a warden.
+    fn reserves(&mut self, workers: u32) {
+        self.order(reserve(JOB, workers));
+        self.found(Found::Here);
+        self.warden(STAY);
     }
 
     fn worker(&mut self, slot: u32, event: WorkerEvent) -> Vec<Output> {
@@ -146,9 +169,7 @@ impl Node {
 
     /// Has a job's workers started up to their processes.
     fn start(&mut self, workers: u32) {
-        self.order(reserve(JOB, workers));
-        self.found(Found::Here);
-        self.warden(STAY);
+        self.reserves(workers);
         self.order(NodeRequest::Start(testing::start(workers)));
         self.found(Found::Here);
         for slot in 0..workers {
@@ -157,9 +178,12 @@ impl Node {
     }
 
     fn exits(&mut self, slot: u32) -> Vec<Output> {
-        let exit = Exit::Code(0);
-        let stderr_tail = Vec::new();
+        let (exit, stderr_tail) = (Exit::Code(0), Vec::new());
         self.worker(slot, WorkerEvent::Exited { exit, stderr_tail })
+    }
+
+    fn is_free(&self) -> bool {
+        self.core.free() == self.core.total()
     }
 }
 
@@ -175,13 +199,8 @@ fn a_job_goes_from_reservation_to_its_end() {
         port,
     };
     assert_eq!(asked, [Output::StartWarden(STAY), find(1, true)]);
-    let reserved = NodeReply::Reserved {
-        has_program: false,
-        free_port: 7,
-        problem: None,
-    };
     let answered = node.found(Found::NotSent);
-    assert_eq!(answers(&answered), [(AskId(1), reserved)]);
+    assert_eq!(answers(&answered), [(AskId(1), reserved(None))]);
     assert_eq!(node.core.jobs().collect::<Vec<_>>(), [JOB]);
     assert_eq!(node.core.free().cpus, Milli::units(2));
 
@@ -191,22 +210,13 @@ fn a_job_goes_from_reservation_to_its_end() {
     assert_eq!(refused(&node.found(Found::NotSent)), RefusalKind::NotFound);
     node.order(start);
     let begun = node.found(Found::Here);
-    assert!(matches!(
-        &begun[0],
-        Output::Open(Opening {
-            stay: STAY,
-            ask: AskId(3),
-            ..
-        })
-    ));
-    for (slot, output) in (0..).zip(&begun[1..]) {
-        assert!(matches!(
-            output,
-            Output::Spawn(Spawning { worker, devices, .. })
-                if *worker == at(slot) && *devices == ["a", "b"]
-        ));
-    }
-    assert_eq!(begun.len(), 3);
+    assert!(matches!(&begun[0], Output::Open(open) if (open.stay, open.ask) == (STAY, AskId(3))));
+    let spawned = begun[1..].iter().map(|output| match output {
+        Output::Spawn(spawning) => (spawning.worker, spawning.devices.concat()),
+        other => panic!("{other:?}"),
+    });
+    let expected = [0, 1].map(|slot| (at(slot), "ab".to_owned()));
+    assert_eq!(spawned.collect::<Vec<_>>(), expected);
     node.worker(0, WorkerEvent::Spawned { pid: 100 });
     let started = NodeReply::Started {
         pids: vec![(Slot(0), 100), (Slot(1), 101)],
@@ -220,53 +230,40 @@ fn a_job_goes_from_reservation_to_its_end() {
             registry: 1,
         };
         let welcome = node.worker(slot, WorkerEvent::Said(hello));
-        assert!(matches!(
-            welcome[..],
-            [Output::Tell(_, ToWorker::Welcome { .. })]
-        ));
+        let [Output::Tell(_, ToWorker::Welcome { .. })] = welcome[..] else {
+            panic!("{welcome:?}");
+        };
     }
     let ready = WorkerEvent::Said(FromWorker::Ready { address: None });
-    let told = node.worker(0, ready);
+    let told = sent(&node.worker(0, ready)).1;
     assert!(matches!(
-        sent(&told).1[..],
+        told[..],
         [NodeEvent::WorkerReady { slot: Slot(0), .. }]
     ));
     node.taken(1);
     let table = NodeRequest::Membership(testing::table(2, 1).into());
     let complete = node.order(table);
     assert!(matches!(complete[0], Output::Complete(_)));
-    assert_eq!(answers(&complete), [(AskId(4), NodeReply::Done)]);
+    assert_eq!(answers(&complete), done(AskId(4)));
 
     assert_eq!(answers(&node.order(stop())), []);
-    assert!(matches!(
-        sent(&node.exits(0)).1[..],
-        [NodeEvent::WorkerExited { .. }]
-    ));
+    let first = sent(&node.exits(0)).1;
+    assert!(matches!(first[..], [NodeEvent::WorkerExited { .. }]));
     let last = node.exits(1);
-    assert_eq!(
-        last[last.len() - 2..],
-        [Output::CloseCalls(JOB), Output::CloseWarden(STAY)]
-    );
-    assert_eq!(
-        node.core.free().cpus,
-        Milli::units(2),
-        "not before it is gone"
-    );
+    assert_eq!(last[last.len() - 2..], CLOSE);
+    // It holds what it had until it is gone.
+    assert_eq!(node.core.free().cpus, Milli::units(2));
     let closed = node.step(Input::Closed(STAY));
     assert_eq!(closed, [Output::EndOutput(JOB)]);
-    assert_eq!(node.core.free(), node.core.total());
+    assert!(node.is_free());
     assert_eq!(node.core.jobs().count(), 0);
     // The head must know how the workers ended before it takes the job for ended.
     let more = node.taken(1);
     assert_eq!(answers(&more), []);
-    assert!(matches!(
-        sent(&more).1[..],
-        [
-            NodeEvent::WorkerExited { .. },
-            NodeEvent::JobGone { job: JOB }
-        ]
-    ));
-    assert_eq!(answers(&node.taken(1)), [(AskId(5), NodeReply::Done)]);
+    let events = sent(&more).1;
+    assert!(matches!(events[0], NodeEvent::WorkerExited { .. }));
+    assert_eq!(events[1..], [NodeEvent::JobGone { job: JOB }]);
+    assert_eq!(answers(&node.taken(1)), done(AskId(5)));
     assert_eq!(node.core.deadline(), None);
 }
 
@@ -282,30 +279,32 @@ fn the_answer_to_a_stop_does_not_wait_long_for_a_head_that_is_away() {
     assert_eq!(node.core.deadline(), Some(due));
     let late = node.wait();
     assert!(matches!(&late[0], Output::Warn(text) if text.contains("exits of the workers")));
-    assert_eq!(answers(&late), [(ask, NodeReply::Done)]);
+    assert_eq!(answers(&late), done(ask));
     // Who waits for the events alone has a limit of its own.
     let ask = node.ask();
     assert_eq!(node.step(Input::Flush { ask }), []);
     assert_eq!(node.core.deadline(), None);
     let (session, events) = sent(&node.registered());
     assert_eq!(events.len(), 2);
-    assert_eq!(answers(&node.taken(session)), [(ask, NodeReply::Done)]);
+    assert_eq!(answers(&node.taken(session)), done(ask));
     let ask = node.ask();
     let now = node.step(Input::Flush { ask });
-    assert_eq!(answers(&now), [(ask, NodeReply::Done)]);
+    assert_eq!(answers(&now), done(ask));
+}
+
+fn user_signal() -> NodeRequest {
+    NodeRequest::Signal {
+        job: JOB,
+        signal: WorkerSignal::User1,
+        seq: 1,
+    }
 }
 
 #[test]
 fn orders_for_a_job_that_is_not_here_are_refused_or_done() {
     let mut node = node();
-    for request in [
-        NodeRequest::Membership(testing::table(1, 1).into()),
-        NodeRequest::Signal {
-            job: JOB,
-            signal: kolo_wire::WorkerSignal::User1,
-            seq: 1,
-        },
-    ] {
+    let table = NodeRequest::Membership(testing::table(1, 1).into());
+    for request in [table, user_signal()] {
         assert_eq!(refused(&node.order(request)), RefusalKind::NotFound);
     }
     node.order(NodeRequest::Start(testing::start(1)));
@@ -316,16 +315,14 @@ fn orders_for_a_job_that_is_not_here_are_refused_or_done() {
         NodeRequest::Release { job: JOB },
     ] {
         let outputs = node.order(request);
-        assert_eq!(answers(&outputs), [(AskId(node.asks), NodeReply::Done)]);
+        assert_eq!(answers(&outputs), done(AskId(node.asks)));
     }
-    assert_eq!(
-        refused(&node.order(NodeRequest::Echo)),
-        RefusalKind::Internal
-    );
-    assert_eq!(
-        refused(&node.order(reserve(JOB, 5))),
-        RefusalKind::Unplaceable
-    );
+    for (request, kind) in [
+        (NodeRequest::Echo, RefusalKind::Internal),
+        (reserve(JOB, 5), RefusalKind::Unplaceable),
+    ] {
+        assert_eq!(refused(&node.order(request)), kind);
+    }
 }
 
 #[test]
@@ -347,17 +344,15 @@ fn an_installed_program_is_looked_for_and_its_output_is_for_its_driver() {
     };
     let mut node = node();
     let outputs = node.order(request());
-    assert!(
-        matches!(&outputs[1], Output::Find { program: Wanted::Installed(wanted), .. }
-        if *wanted == program)
-    );
+    let Output::Find {
+        program: wanted, ..
+    } = &outputs[1]
+    else {
+        panic!("{outputs:?}");
+    };
+    assert_eq!(*wanted, Wanted::Installed(program.clone()));
     let problem = Refusal::new(RefusalKind::NoProgram, "there is none");
     let outputs = node.found(Found::Unusable(problem.clone()));
-    let reserved = |problem| NodeReply::Reserved {
-        has_program: false,
-        free_port: 7,
-        problem,
-    };
     let answer = (AskId(1), reserved(Some(problem)));
     assert_eq!(answers(&outputs), [answer]);
     // The same request again renews the lease.
@@ -376,11 +371,7 @@ fn an_installed_program_is_looked_for_and_its_output_is_for_its_driver() {
     node.warden(STAY);
     node.order(stop());
     node.step(Input::Closed(STAY));
-    let outputs = node.step(Input::Found {
-        ask: late,
-        program: Found::Here,
-        free_port: 7,
-    });
+    let outputs = node.found_for(late, Found::Here);
     assert_eq!(outputs.len(), 1);
     assert_eq!(refused(&outputs), RefusalKind::Stopped);
 }
@@ -394,15 +385,11 @@ fn a_job_whose_lease_has_ended_may_come_again_before_its_former_stay_is_cleaned_
     let outputs = node.wait();
     assert!(matches!(&outputs[0], Output::Warn(text) if text.contains("not committed in time")));
     assert_eq!(
-        outputs[1..],
-        [
-            Output::EndOutput(JOB),
-            Output::CloseCalls(JOB),
-            Output::CloseWarden(STAY)
-        ]
+        (&outputs[1], &outputs[2..]),
+        (&Output::EndOutput(JOB), &CLOSE[..])
     );
     assert_eq!(node.core.jobs().count(), 0);
-    assert_eq!(node.core.free(), node.core.total());
+    assert!(node.is_free());
     let again = Stay {
         job: JOB,
         number: 2,
@@ -428,21 +415,16 @@ fn a_job_that_can_not_be_started_holds_nothing() {
     start.args.push("a\0b".to_owned());
     node.order(NodeRequest::Start(start));
     let outputs = node.found(Found::Here);
-    assert_eq!(
-        outputs,
-        [Output::CloseCalls(JOB), Output::CloseWarden(STAY)]
-    );
+    assert_eq!(outputs, CLOSE);
     let outputs = node.step(Input::Closed(STAY));
     assert_eq!(refused(&outputs), RefusalKind::Invalid);
-    assert_eq!(node.core.free(), node.core.total());
+    assert!(node.is_free());
 }
 
 #[test]
 fn a_start_is_of_the_reservation_that_was_there_when_it_came() {
     let mut node = node();
-    node.order(reserve(JOB, 2));
-    node.found(Found::Here);
-    node.warden(STAY);
+    node.reserves(2);
     node.order(NodeRequest::Start(testing::start(2)));
     let ask = AskId(node.asks);
     // The job leaves and comes again while its program is looked for.
@@ -450,11 +432,7 @@ fn a_start_is_of_the_reservation_that_was_there_when_it_came() {
     node.step(Input::Closed(STAY));
     node.order(reserve(JOB, 2));
     node.found(Found::Here);
-    let outputs = node.step(Input::Found {
-        ask,
-        program: Found::Here,
-        free_port: 7,
-    });
+    let outputs = node.found_for(ask, Found::Here);
     assert_eq!(outputs.len(), 1, "{outputs:?}");
     assert_eq!(refused(&outputs), RefusalKind::NotFound);
 }
@@ -475,24 +453,19 @@ fn a_node_that_stops_ends_all_jobs_and_takes_no_more() {
     let outputs = node.step(Input::StopAll { ask, reason });
     assert_eq!(outputs[0], signal(0, Signal::Terminate));
     assert!(outputs.contains(&Output::CloseWarden(other)));
-    let events = sent(&outputs).1;
-    assert!(matches!(
-        events[..],
-        [
-            NodeEvent::JobLeft { job: JOB, .. },
-            NodeEvent::JobLeft { job: JobId(8), .. }
-        ]
-    ));
-    assert_eq!(
-        refused(&node.order(reserve(JobId(9), 1))),
-        RefusalKind::Stopped
-    );
+    let left = sent(&outputs).1.into_iter().map(|event| match event {
+        NodeEvent::JobLeft { job, .. } => job,
+        event => panic!("{event:?}"),
+    });
+    assert_eq!(left.collect::<Vec<_>>(), [JOB, other.job]);
+    let refusal = refused(&node.order(reserve(JobId(9), 1)));
+    assert_eq!(refusal, RefusalKind::Stopped);
     node.step(Input::Closed(other));
     node.exits(0);
     node.taken(1);
     assert_eq!(answers(&node.step(Input::Closed(STAY))), []);
     node.taken(1);
-    assert_eq!(answers(&node.taken(1)), [(ask, NodeReply::Done)]);
+    assert_eq!(answers(&node.taken(1)), done(ask));
 }
 
 #[test]
@@ -513,26 +486,21 @@ fn a_node_that_is_to_stop_waits_for_all_workers_and_says_so_when_it_registers() 
     assert!(matches!(reserved[..], [(_, NodeReply::Reserved { .. })]));
     assert_eq!(answers(&node.exits(0)), []);
     let release = node.order(NodeRequest::Release { job: JobId(8) });
-    assert_eq!(answers(&release), [(first, NodeReply::Done)]);
+    assert_eq!(answers(&release), done(first));
     // The head has still to hear of the exit, which takes no job's time.
     assert_eq!(node.core.jobs().next(), Some(JOB));
     let (second, outputs) = drain(&mut node);
-    assert_eq!(answers(&outputs), [(second, NodeReply::Done)]);
+    assert_eq!(answers(&outputs), done(second));
 }
 
 #[test]
 fn signals_and_losses_go_to_the_workers_of_their_job() {
     let mut node = node();
     node.start(2);
-    let refusal = node.order(NodeRequest::Signal {
-        job: JOB,
-        signal: kolo_wire::WorkerSignal::User1,
-        seq: 1,
-    });
-    assert_eq!(refused(&refusal), RefusalKind::Invalid);
-    let failure = kolo_wire::RankFailure {
-        rank: kolo_wire::ids::Rank(5),
-        node: kolo_wire::ids::NodeId(9),
+    assert_eq!(refused(&node.order(user_signal())), RefusalKind::Invalid);
+    let failure = RankFailure {
+        rank: Rank(5),
+        node: NodeId(9),
         hostname: "there".to_owned(),
         pid: 1,
         exit: Exit::Signal(9),
@@ -558,10 +526,7 @@ fn a_program_that_was_not_sent_is_named() {
     let mut node = node();
     node.order(reserve(JOB, 1));
     let mut start = testing::start(1);
-    start.program = Program {
-        name: "a\nb".to_owned(),
-        ..start.program
-    };
+    start.program.name = "a\nb".to_owned();
     node.order(NodeRequest::Start(start));
     let outputs = node.found(Found::NotSent);
     let [(_, NodeReply::Refused(refusal))] = &answers(&outputs)[..] else {

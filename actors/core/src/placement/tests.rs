@@ -25,21 +25,23 @@ fn offers(free: &[u64]) -> Vec<Offer> {
 }
 
 fn placed(placement: Placement, per_worker: &Resources, offers: &[Offer]) -> Vec<(u64, u32)> {
-    place(placement, per_worker, offers)
-        .unwrap()
-        .iter()
-        .map(|share| (share.node.0, share.workers))
-        .collect()
+    pairs(&place(placement, per_worker, offers).unwrap())
+}
+
+fn refused(placement: Placement, per_worker: &Resources, offers: &[Offer]) -> String {
+    let refused = place(placement, per_worker, offers).unwrap_err();
+    refused.to_string()
+}
+
+fn pairs(shares: &[Share]) -> Vec<(u64, u32)> {
+    let shares = shares.iter();
+    shares.map(|share| (share.node.0, share.workers)).collect()
 }
 
 #[test]
 fn at_most_so_many_hosts_take_their_workers_as_a_whole() {
     let offers = offers(&[5000, 1000, 2000, 3000]);
-    let chosen = |hosts| {
-        let shares = spread_at_most(hosts, 2, &cpus(1000), &offers);
-        let shares = shares.iter().map(|share| (share.node.0, share.workers));
-        shares.collect::<Vec<_>>()
-    };
+    let chosen = |hosts| pairs(&spread_at_most(hosts, 2, &cpus(1000), &offers));
     assert_eq!(chosen(1), [(2, 2)]);
     assert_eq!(chosen(2), [(2, 2), (3, 2)]);
     assert_eq!(chosen(9), [(0, 2), (2, 2), (3, 2)]);
@@ -48,28 +50,23 @@ fn at_most_so_many_hosts_take_their_workers_as_a_whole() {
 #[test]
 fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
     let offers = offers(&[4000, 2000]);
-    let share = |node, workers| NodeShare {
+    let share = |node, workers| Share {
         node: NodeId(node),
         workers,
     };
-    let ask = |layout: &[NodeShare]| lay_out(layout, &cpus(1000), &offers);
+    let ask = |layout: &[Share]| lay_out(layout, &cpus(1000), &offers);
     let placed = ask(&[share(1, 2), share(0, 1)]).unwrap();
-    let pairs: Vec<_> = placed
-        .iter()
-        .map(|share| (share.node.0, share.workers))
-        .collect();
-    assert_eq!(pairs, [(1, 2), (0, 1)]);
-    let error = ask(&[share(0, 4), share(1, 3)]).unwrap_err().to_string();
-    assert!(
-        error.contains("is asked for 3 workers with 1 cpu each and has room for 2"),
-        "{error}"
-    );
-    assert!(
-        ask(&[share(7, 1)])
-            .unwrap_err()
-            .to_string()
-            .contains("is lost or takes no new work")
-    );
+    assert_eq!(pairs(&placed), [(1, 2), (0, 1)]);
+    for (layout, why) in [
+        (
+            &[share(0, 4), share(1, 3)][..],
+            "is asked for 3 workers with 1 cpu each and has room for 2",
+        ),
+        (&[share(7, 1)], "is lost or takes no new work"),
+    ] {
+        let error = ask(layout).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]
@@ -95,36 +92,25 @@ fn pack_takes_few_nodes_and_leaves_the_large_gaps() {
     assert_eq!(placed(pack(3), &one, &offers), [(2, 3)]);
     assert_eq!(placed(pack(4), &one, &offers), [(1, 4)]);
     assert_eq!(placed(pack(6), &one, &offers), [(0, 2), (1, 4)]);
-    assert_eq!(
-        placed(pack(13), &one, &offers),
-        [(0, 2), (1, 4), (2, 3), (3, 4)]
-    );
+    let all = [(0, 2), (1, 4), (2, 3), (3, 4)];
+    assert_eq!(placed(pack(13), &one, &offers), all);
     // What asks for nothing fits anywhere, as often as a node takes workers.
-    assert_eq!(
-        placed(pack(100), &Resources::default(), &offers),
-        [(0, 100)]
-    );
-    assert_eq!(
-        placed(pack(MAX_PER_NODE + 1), &Resources::default(), &offers),
-        [(0, MAX_PER_NODE), (1, 1)]
-    );
-    let error = place(pack(5 * MAX_PER_NODE), &Resources::default(), &offers).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("a node takes at most 1024 workers"),
-        "{error}"
-    );
+    let none = Resources::default();
+    assert_eq!(placed(pack(100), &none, &offers), [(0, 100)]);
+    let more = placed(pack(MAX_PER_NODE + 1), &none, &offers);
+    assert_eq!(more, [(0, MAX_PER_NODE), (1, 1)]);
+    let error = refused(pack(5 * MAX_PER_NODE), &none, &offers);
+    let why = "a node takes at most 1024 workers";
+    assert!(error.contains(why), "{error}");
 }
 
 #[test]
 fn as_many_as_there_is_room_for_go_where_the_job_is_first() {
     let one = cpus(1000);
     let offers = offers(&[1000, 4000, 2000]);
-    let ask = |workers, there: fn(NodeId) -> u32| -> Vec<(u64, u32)> {
+    let ask = |workers, there: fn(NodeId) -> u32| {
         let shares = place_at_most(workers, &one, &offers, there);
-        let pairs = shares.iter().map(|share| (share.node.0, share.workers));
-        pairs.collect()
+        pairs(&shares)
     };
     let nowhere = |_: NodeId| 0;
     assert_eq!(ask(2, nowhere), [(2, 2)]);
@@ -144,12 +130,10 @@ fn spread_takes_distinct_nodes() {
     let spread = |hosts, slots| Placement::Spread { hosts, slots };
     let one = cpus(1000);
     assert_eq!(placed(spread(2, 2), &one, &offers), [(1, 2), (3, 2)]);
+    let three = [(0, 2), (1, 2), (3, 2)];
+    assert_eq!(placed(spread(3, 2), &one, &offers), three);
     assert_eq!(
-        placed(spread(3, 2), &one, &offers),
-        [(0, 2), (1, 2), (3, 2)]
-    );
-    assert_eq!(
-        place(spread(4, 2), &one, &offers).unwrap_err().to_string(),
+        refused(spread(4, 2), &one, &offers),
         "requested 4 nodes with 2 workers of 1 cpu each: 3 of 4 nodes have room\n  \
          host (node-0000000000000002) has room for 1; cpus free: 1\n  \
          it fits when other jobs have ended"
@@ -162,39 +146,29 @@ fn infeasible_placement_names_what_is_missing_where() {
     let mut offers = offers(&[2000]);
     offers[0].total = cpus(2000);
     assert_eq!(
-        place(Placement::Pack { workers: 4 }, &cpus(1000), &offers)
-            .unwrap_err()
-            .to_string(),
+        refused(Placement::Pack { workers: 4 }, &cpus(1000), &offers),
         "requested 4 workers with 1 cpu each: room for 2 on 1 node\n  \
          host (node-0000000000000000) has room for 2; cpus free: 2\n  \
          without other jobs it would be 2: add nodes or ask for less"
     );
-    let error = place(Placement::Pack { workers: 1 }, &cpus(1000), &[]).unwrap_err();
-    assert!(
-        error.to_string().contains("room for 0 on 0 nodes"),
-        "{error}"
-    );
+    let error = refused(Placement::Pack { workers: 1 }, &cpus(1000), &[]);
+    assert!(error.contains("room for 0 on 0 nodes"), "{error}");
 }
 
 #[test]
 fn sizes_out_of_range_are_refused() {
+    let pack = |workers| Placement::Pack { workers };
+    let spread = |hosts, slots| Placement::Spread { hosts, slots };
     for placement in [
-        Placement::Pack { workers: 0 },
-        Placement::Pack {
-            workers: MAX_WORLD_SIZE + 1,
-        },
-        Placement::Spread { hosts: 0, slots: 3 },
-        Placement::Spread { hosts: 3, slots: 0 },
-        Placement::Spread {
-            hosts: u32::MAX,
-            slots: u32::MAX,
-        },
+        pack(0),
+        pack(MAX_WORLD_SIZE + 1),
+        spread(0, 3),
+        spread(3, 0),
+        spread(u32::MAX, u32::MAX),
     ] {
-        let error = place(placement, &cpus(1), &offers(&[8000])).unwrap_err();
-        assert!(
-            error.to_string().contains("allowed are 1 to 16384"),
-            "{error}"
-        );
+        let error = refused(placement, &cpus(1), &offers(&[8000]));
+        let why = "allowed are 1 to 16384";
+        assert!(error.contains(why), "{error}");
     }
 }
 
@@ -205,13 +179,9 @@ fn a_thousand_nodes_are_placed_and_their_shortage_is_summarised() {
     assert_eq!(shares.len(), 1000);
     let mut need = cpus(1000);
     need.custom.insert("fpga".to_owned(), Milli(1));
-    let error = place(Placement::Pack { workers: 1 }, &need, &offers)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("\n  992 nodes more have too little of fpga (on 1000 nodes in all)"),
-        "{error}"
-    );
+    let error = refused(Placement::Pack { workers: 1 }, &need, &offers);
+    let why = "\n  992 nodes more have too little of fpga (on 1000 nodes in all)";
+    assert!(error.contains(why), "{error}");
     assert!(error.len() < 2000, "{error}");
 }
 

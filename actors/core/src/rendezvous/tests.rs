@@ -8,9 +8,9 @@ use super::*;
 
 fn store(scopes: &[(&str, u32)]) -> RendezvousStore {
     let mut store = RendezvousStore::default();
+    let scopes = scopes.iter();
     store.init(
         scopes
-            .iter()
             .map(|(name, size)| ((*name).to_owned(), *size))
             .collect(),
     );
@@ -22,30 +22,13 @@ fn put(store: &mut RendezvousStore, scope: &str, key: &str, value: &'static str)
     store.put(scope, key, value).unwrap();
 }
 
-fn value(store: &RendezvousStore, scope: &str, key: &str) -> Option<Bytes> {
-    store.get(scope, key).cloned()
-}
-
-#[test]
-fn a_value_is_there_from_put_on_and_a_later_put_replaces_it() {
-    let mut store = RendezvousStore::default();
-    assert_eq!(value(&store, "s", "k"), None);
-    put(&mut store, "s", "k", "one");
-    put(&mut store, "s", "k", "");
-    assert_eq!(value(&store, "s", "k"), Some(Bytes::new()));
-    assert_eq!(store.usage().keys, 1);
-    assert_eq!(store.usage().bytes, 2);
-}
-
 #[test]
 fn init_clears_everything() {
     let mut store = store(&[("global", 2)]);
     put(&mut store, "global", "0", "x");
     store.delete("global", "0");
-    store.init(BTreeMap::from([
-        ("global".to_owned(), 1),
-        ("none".to_owned(), 0),
-    ]));
+    let sizes = [("global".to_owned(), 1), ("none".to_owned(), 0)];
+    store.init(sizes.into());
     assert_eq!(store.usage(), RendezvousUsage::default());
     assert_eq!(store.delete("global", "1"), Deleted::Completed);
     put(&mut store, "none", "k", "v");
@@ -61,29 +44,38 @@ fn what_is_over_a_limit_is_refused_and_changes_nothing() {
         keys: 3,
     };
     let mut store = RendezvousStore::new(limits);
-    let refused = |store: &mut RendezvousStore, scope: &str, key: &str, length: usize| {
-        store
-            .put(scope, key, Bytes::from(vec![0; length]))
-            .unwrap_err()
-            .to_string()
+    let zeros = |length| Bytes::from(vec![0; length]);
+    let refused = |store: &mut RendezvousStore, scope: &str, key: &str, length| {
+        let refused = store.put(scope, key, zeros(length)).unwrap_err();
+        refused.to_string()
     };
-    assert_eq!(
-        refused(&mut store, "", "k", 0),
-        "the name of a scope has 0 bytes; allowed are 1 to 4"
-    );
-    assert_eq!(
-        refused(&mut store, "s", "12345", 0),
-        "the name of a key has 5 bytes; allowed are 1 to 4"
-    );
-    assert_eq!(
-        refused(&mut store, "s", "k", 9),
-        "the value of `s/k` has 9 bytes; allowed are up to 8"
-    );
-    store.put("s", "a", Bytes::from(vec![0; 8])).unwrap();
+    for (scope, key, length, why) in [
+        (
+            "",
+            "k",
+            0,
+            "the name of a scope has 0 bytes; allowed are 1 to 4",
+        ),
+        (
+            "s",
+            "12345",
+            0,
+            "the name of a key has 5 bytes; allowed are 1 to 4",
+        ),
+        (
+            "s",
+            "k",
+            9,
+            "the value of `s/k` has 9 bytes; allowed are up to 8",
+        ),
+    ] {
+        assert_eq!(refused(&mut store, scope, key, length), why);
+    }
+    store.put("s", "a", zeros(8)).unwrap();
     assert!(refused(&mut store, "s", "b", 8).starts_with("the rendezvous is full"));
-    store.put("s", "a", Bytes::new()).unwrap();
-    store.put("s", "b", Bytes::new()).unwrap();
-    store.put("s", "c", Bytes::new()).unwrap();
+    for key in ["a", "b", "c"] {
+        store.put("s", key, zeros(0)).unwrap();
+    }
     let before = store.usage();
     assert!(refused(&mut store, "s", "d", 0).contains("3 keys"));
     assert_eq!(store.usage(), before);
@@ -121,11 +113,8 @@ fn a_plan_gives_the_scopes_of_horovod() {
         ("local_b", 1),
         ("local_c", 3),
     ];
-    let expected: BTreeMap<_, _> = expected
-        .into_iter()
-        .map(|(name, size)| (name.to_owned(), size))
-        .collect();
-    assert_eq!(plan.scopes(), &expected);
+    let expected = expected.map(|(name, size)| (name.to_owned(), size));
+    assert_eq!(plan.scopes(), &expected.into());
     assert_eq!(plan.world_size(), 6);
 }
 
@@ -135,32 +124,18 @@ fn a_plan_allows_its_scopes_and_their_process_sets_only() {
         [slot("a", 0, 1, 2), slot("x_process_set_hash_1", 0, 1, 2)],
         [],
     );
-    for good in [
-        "global",
-        "local_a",
-        "cross_0",
-        "global_process_set_hash_1f",
-        "local_a_process_set_hash_0123456789abcdef",
-        "cross_0_process_set_hash_F",
-        "local_x_process_set_hash_1",
-        "local_x_process_set_hash_1_process_set_hash_2",
-    ] {
+    for good in "global local_a cross_0 global_process_set_hash_1f local_a_process_set_hash_0123456789abcdef \
+                 cross_0_process_set_hash_F local_x_process_set_hash_1 \
+                 local_x_process_set_hash_1_process_set_hash_2"
+        .split(' ')
+    {
         assert!(plan.allows(good, "0"), "{good}");
     }
-    for bad in [
-        "",
-        "Global",
-        "local_b",
-        "local_",
-        "cross_1",
-        "rank_and_size",
-        "runfunc",
-        "global_process_set_hash_",
-        "global_process_set_hash_g",
-        "global_process_set_hash_01234567890123456",
-        "other_process_set_hash_1",
-        "global_process_set_hash_1_process_set_hash_2",
-    ] {
+    for bad in " Global local_b local_ cross_1 rank_and_size runfunc global_process_set_hash_ \
+                global_process_set_hash_g global_process_set_hash_01234567890123456 \
+                other_process_set_hash_1 global_process_set_hash_1_process_set_hash_2"
+        .split(' ')
+    {
         assert!(!plan.allows(bad, "0"), "{bad}");
     }
 }
@@ -178,20 +153,7 @@ fn members_publish_addresses_and_nobody_else_does() {
     for key in ["a:0", "a:1", "fd00::2:0"] {
         assert!(plan.allows("worker_addresses", key), "{key}");
     }
-    for key in [
-        "",
-        "a",
-        "a:",
-        "a:2",
-        "a:-1",
-        "a:+1",
-        "a:01",
-        "b:0",
-        "fd00::2:1",
-        "fd00::2",
-        ":0",
-        "a:0:0",
-    ] {
+    for key in " a a: a:2 a:-1 a:+1 a:01 b:0 fd00::2:1 fd00::2 :0 a:0:0".split(' ') {
         assert!(!plan.allows("worker_addresses", key), "{key}");
     }
     assert!(!plan.allows("worker_addresses_process_set_hash_1", "a:0"));
@@ -200,21 +162,23 @@ fn members_publish_addresses_and_nobody_else_does() {
 #[test]
 fn a_plan_admits_the_addresses_of_its_nodes() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    let remote = RendezvousPlan::new([], [ip("10.0.0.2"), ip("::ffff:10.0.0.3")]);
-    assert!(remote.peers().admits(ip("10.0.0.2"), ip("10.0.0.1")));
-    assert!(
-        remote
-            .peers()
-            .admits(ip("::ffff:10.0.0.2"), ip("::ffff:10.0.0.1"))
-    );
-    assert!(remote.peers().admits(ip("10.0.0.3"), ip("10.0.0.1")));
-    assert!(!remote.peers().admits(ip("10.0.0.4"), ip("10.0.0.1")));
-    assert!(!remote.peers().admits(ip("127.0.0.1"), ip("127.0.0.1")));
-    assert!(!remote.peers().admits(ip("10.0.0.1"), ip("10.0.0.1")));
-    let mixed = RendezvousPlan::new([], [ip("127.0.0.1"), ip("10.0.0.2")]);
-    assert!(mixed.peers().admits(ip("127.0.0.1"), ip("127.0.0.1")));
-    assert!(mixed.peers().admits(ip("10.0.0.1"), ip("10.0.0.1")));
-    assert!(!mixed.peers().admits(ip("10.0.0.4"), ip("10.0.0.1")));
+    let remote = &["10.0.0.2", "::ffff:10.0.0.3"][..];
+    let mixed = &["127.0.0.1", "10.0.0.2"][..];
+    for (nodes, peer, local, is_admitted) in [
+        (remote, "10.0.0.2", "10.0.0.1", true),
+        (remote, "::ffff:10.0.0.2", "::ffff:10.0.0.1", true),
+        (remote, "10.0.0.3", "10.0.0.1", true),
+        (remote, "10.0.0.4", "10.0.0.1", false),
+        (remote, "127.0.0.1", "127.0.0.1", false),
+        (remote, "10.0.0.1", "10.0.0.1", false),
+        (mixed, "127.0.0.1", "127.0.0.1", true),
+        (mixed, "10.0.0.1", "10.0.0.1", true),
+        (mixed, "10.0.0.4", "10.0.0.1", false),
+    ] {
+        let plan = RendezvousPlan::new([], nodes.iter().map(|node| ip(node)));
+        let admits = plan.peers().admits(ip(peer), ip(local));
+        assert_eq!(admits, is_admitted, "{peer} of {nodes:?}");
+    }
 }
 
 #[test]

@@ -424,8 +424,7 @@ impl World {
                 }
             }
             JobEvent::Ended { state, refusal, .. } => {
-                let checked = self.check_end(driver, state, refusal.as_ref());
-                self.hold("answers", checked);
+                self.check_end(driver, state, refusal.as_ref());
                 self.counts.ended(state);
                 self.drivers[driver].view = View::Ended(state, refusal);
                 self.later(5 * MS, Event::Driver(driver, Errand::Leave));

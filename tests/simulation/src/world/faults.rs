@@ -1,12 +1,13 @@
 //! What goes wrong, and when it is right again.
 
-use kolo_wire::Exit;
+use kolo_wire::{Exit, HeadRequest};
 
 use crate::knobs::{AGAIN, FAULTS, MS, QUIET, SECOND, SERVE, Time};
 use crate::link::Side;
 use crate::queue::{Errand, Event, Fault};
 use crate::world::World;
 use crate::world::driver::Plan;
+use crate::world::invariants::{answers, drain, f1, g2, liveness, told};
 
 /// So long after the death of a worker, in a network without faults, nobody waits for it.
 const AFTERMATH: Time = 150 * MS;
@@ -113,7 +114,7 @@ impl World {
         let count = self.random.between(1, 3);
         for _ in 0..count {
             let at = self.random.between(200 * MS, FAULTS / 2);
-            let elastic = self.options.elastic && self.random.percent(60);
+            let elastic = self.random.percent(60);
             let plan = if elastic {
                 self.random.pick(&[
                     Plan::Stay,
@@ -141,11 +142,9 @@ impl World {
         // These have a cluster that is well.
         let at = FAULTS + 20 * SECOND;
         self.add_driver(at, false, Plan::Stay);
-        if self.options.elastic {
-            let last = self.add_driver(at + SECOND, true, Plan::Stay);
-            if self.random.percent(50) {
-                self.drivers[last].needs_all();
-            }
+        let last = self.add_driver(at + SECOND, true, Plan::Stay);
+        if self.random.percent(50) {
+            self.drivers[last].needs_all();
         }
     }
 
@@ -157,7 +156,7 @@ impl World {
                 }
                 return;
             }
-            Fault::Aftermath(pid) => return self.check_aftermath(pid),
+            Fault::Aftermath(pid) => return self.hold("F-1", f1::aftermath(self, pid)),
             _ => {}
         }
         self.trace.note(self.now, || format!("fault: {fault:?}"));
@@ -210,10 +209,15 @@ impl World {
             }
             Fault::Drain(node, drained) => self.drain(node, drained),
             Fault::Finish => {
-                self.check_drained();
+                self.hold("drain", drain::left(self));
                 self.finish();
             }
-            Fault::Quiet => self.check_quiet(),
+            Fault::Quiet => {
+                self.hold("liveness", liveness::quiet(self));
+                let conserved = g2::conserved(self);
+                self.hold("G-2", conserved);
+                self.hold("answers", answers::all(self));
+            }
             Fault::Gone(..) | Fault::Aftermath(_) => {}
         }
     }
@@ -243,6 +247,27 @@ impl World {
         for link in self.links.values_mut() {
             link.heard[Side::Head as usize] += frozen + MS;
         }
+    }
+
+    /// Nothing has gone wrong for long.
+    fn check_service(&mut self) {
+        self.hold("F-1", told::drivers_know(self));
+        self.hold("answers", answers::all(self));
+        self.hold("liveness", liveness::service(self));
+    }
+
+    /// An administrator drains a node, or lets it work again.
+    fn drain(&mut self, node: usize, drained: bool) {
+        let name = self.nodes[node].id.to_string();
+        self.nodes[node].drained = drained;
+        self.administrator_asks(if drained {
+            HeadRequest::DrainNode {
+                node: name,
+                deadline_ms: drain::DEADLINE / MS,
+            }
+        } else {
+            HeadRequest::UndrainNode { node: name }
+        });
     }
 
     fn heal(&mut self) {

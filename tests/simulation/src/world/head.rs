@@ -12,16 +12,15 @@ use kolo_core::head::messages::{
 };
 use kolo_core::head::registry::Session;
 use kolo_wire::identity::{Identity, Role};
-use kolo_wire::ids::{ClusterId, JobId};
-use kolo_wire::{HeadReply, NodeRequest};
+use kolo_wire::ids::JobId;
+use kolo_wire::{HeadReply, HeadRequest, JobEvent, NodeRequest};
 
 use crate::knobs::{MS, Time};
 use crate::link::{Link, Mail, Peer, Side, Tag};
 use crate::mutation::Mutation;
 use crate::queue::Event;
-use crate::world::World;
-
-pub(crate) const CLUSTER: ClusterId = ClusterId(1);
+use crate::world::invariants::{Oracle, e1, g2};
+use crate::world::{CLUSTER, World};
 
 /// One life of the head, or none.
 #[derive(Debug, Default)]
@@ -188,7 +187,9 @@ impl World {
                 self.counts.losses += u64::from(end == LinkEnd::Lost);
                 // One that has registered again has been lost, too.
                 if let Some(node) = self.head.nodes.get(&session.0).copied() {
-                    self.give_up(node, None);
+                    self.oracle
+                        .commits
+                        .give_up(self.processes.values(), node, None);
                 }
                 self.close(session.0, Side::Head, &reason, true);
             }
@@ -232,6 +233,36 @@ impl World {
         }
     }
 
+    /// The head tells a driver something.
+    fn check_told(&mut self, event: &JobEvent) {
+        let (JobEvent::Healthy { table, .. } | JobEvent::Generation { table, .. }) = event else {
+            return;
+        };
+        let job = table.job;
+        self.check_ranks(table);
+        let ordered = self.oracle.order.active(table);
+        self.hold("R-2", ordered);
+        self.hold("G-2", g2::whole(self, table));
+        if matches!(event, JobEvent::Generation { .. }) {
+            self.oracle.restarts.active(job, table.generation);
+            self.hold("E-1", e1::state(self, table));
+            let checked = self.driver_of(job).map(|it| it.check_size(table));
+            self.hold("liveness", checked.unwrap_or(Ok(())));
+        }
+        self.counts.generations += 1;
+        let active = self.oracle.generations.active(table);
+        self.hold("G-3", active);
+    }
+
+    /// Somebody asks the head for something over HTTP.
+    pub(crate) fn administrator_asks(&mut self, request: HeadRequest) {
+        self.administrators += 1;
+        let ask = AskId(u64::MAX / 2 + self.administrators);
+        self.head.asks.insert(ask, (0, Tag::Drain, 0));
+        let question = Question::Request(Caller::Http, Box::new(request));
+        self.head_step(Input::Asked { ask, question });
+    }
+
     /// A message comes to the head.
     pub(crate) fn head_hears(&mut self, session: u64, mail: Mail) {
         match mail {
@@ -241,7 +272,12 @@ impl World {
                 self.head.asks.insert(ask, (session, tag, number));
                 self.oracle.told.reported(&request);
                 let request = self.mutated_report(request);
-                self.commits_reported(&request);
+                let Oracle {
+                    commits,
+                    generations,
+                    ..
+                } = &mut self.oracle;
+                commits.reported(&request, generations, &self.groups);
                 let question = Question::Request(Caller::Peer(Session(session)), request);
                 self.head_step(Input::Asked { ask, question });
             }
@@ -255,7 +291,9 @@ impl World {
                         .copied()
                         .filter(|_| ends.is_some())
                     {
-                        self.give_up(node, ends);
+                        self.oracle
+                            .commits
+                            .give_up(self.processes.values(), node, ends);
                     }
                     self.head_step(Input::Replied(id, *reply));
                 }

@@ -14,13 +14,13 @@ mod uplink;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::ids::{ClusterId, Generation, JobId};
+use kolo_wire::{GenerationTable, JobState, Refusal};
 
 use self::driver::Driver;
 pub(crate) use self::driver::spec;
-pub(crate) use self::head::CLUSTER;
 use self::head::Head;
-use self::invariants::Oracle;
+use self::invariants::{Oracle, answers, d2, e2, partition, r1};
 use self::node::Node;
 use self::process::Process;
 use crate::group::Group;
@@ -30,7 +30,9 @@ use crate::queue::{Event, Fault, Queue};
 use crate::random::Random;
 use crate::run::{Counts, Options, Outcome, Violation};
 use crate::trace::Trace;
-use crate::worker::{Name, Saved};
+use crate::worker::{Name, Progress, Saved};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId(1);
 
 /// Plays the run of a seed, and keeps its trace if `traced`.
 #[must_use]
@@ -147,6 +149,29 @@ impl World {
         if let Err(text) = checked {
             self.violation(invariant, text);
         }
+    }
+
+    // Checks of what drivers, nodes and processes do, at which the checks look.
+
+    fn check_end(&mut self, driver: usize, state: JobState, refusal: Option<&Refusal>) {
+        let checked = answers::end(self, &self.drivers[driver], state, refusal);
+        self.hold("answers", checked);
+    }
+
+    fn check_stop(&mut self, node: usize, job: JobId) {
+        self.hold("D-2", d2::stop(self, node, job));
+    }
+
+    fn check_fence(&mut self, job: JobId, node: usize) {
+        self.hold("partition", partition::fenced(self, job, node));
+    }
+
+    fn check_ranks(&mut self, table: &GenerationTable) {
+        self.hold("R-1", r1::ranks(table));
+    }
+
+    fn check_epoch(&mut self, progress: Progress) {
+        self.hold("E-2", e2::epoch(progress));
     }
 
     /// The process that an event is for stands still until then.

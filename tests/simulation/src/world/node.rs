@@ -20,8 +20,7 @@ use crate::knobs::{MS, SECOND, Time};
 use crate::link::{Mail, Side, Tag};
 use crate::mutation::Mutation;
 use crate::queue::{Event, Fault};
-use crate::world::World;
-use crate::world::head::CLUSTER;
+use crate::world::{CLUSTER, World};
 
 /// Pauses between attempts to connect, as the daemon makes them.
 pub(crate) const PAUSES: (Time, Time) = (50 * MS, 2 * SECOND);

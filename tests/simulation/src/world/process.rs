@@ -350,8 +350,7 @@ impl World {
                     }
                 }
                 Act::Work(generation, operation) => {
-                    let alone = self.is_fenced(name.job, node);
-                    self.hold("partition", alone);
+                    self.check_fence(name.job, node);
                     let mut after = self.knobs.step + self.random.below(20 * MS);
                     if self.has_mishap() {
                         after += self.random.below(5 * SECOND);
@@ -473,11 +472,10 @@ impl World {
             Meeting::Complete(ending) => {
                 if let Ending::Met { live, differ, .. } = &ending {
                     let is_fatal = *differ && generation.0 > 1 && self.has_ill_luck();
-                    let living = |name: &Name| {
-                        let pid = self.names.get(name)?;
-                        self.living(*pid)
-                    };
-                    let checked = self.oracle.commits.met(job, *live, living);
+                    let commits = &self.oracle.commits;
+                    let living =
+                        |name: &Name| self.process_of(name).filter(|it| commits.counts(it));
+                    let checked = commits.met(job, *live, living);
                     self.hold("E-1", checked);
                     if is_fatal {
                         self.kill_holders(job, generation);

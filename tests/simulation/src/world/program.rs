@@ -6,6 +6,7 @@ use kolo_core::node::messages::Spawning;
 use crate::group::Group;
 use crate::worker::{Fate, Saved, Worker};
 use crate::world::World;
+use crate::world::invariants::g3;
 
 impl World {
     /// A node starts a process of an installed program.
@@ -25,7 +26,9 @@ impl World {
         let started = group.started(rank, size, name);
         self.hold("G-3", started);
         if self.is_elastic(name.job) {
-            self.check_group(pid, start);
+            let started = self.oracle.restarts.starts(start);
+            self.hold("restart", started);
+            self.hold("G-3", g3::follows(self, pid, start));
         }
     }
 

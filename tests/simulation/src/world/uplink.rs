@@ -18,6 +18,7 @@ use crate::link::{Mail, Peer, Side, Tag};
 use crate::mutation::Mutation;
 use crate::queue::Event;
 use crate::world::World;
+use crate::world::invariants::partition;
 use crate::world::node::PAUSES;
 
 /// How long a node waits for the answers of the head, as the daemon does.
@@ -31,7 +32,7 @@ impl World {
         }
         let name = self.nodes[node].id.to_string();
         let Some(session) = self.connect(Peer::Node(node, life), (Role::Node, name)) else {
-            self.check_alone(node);
+            self.hold("partition", partition::alone(self, node));
             return self.connect_again(node);
         };
         let [.., high, low] = (node as u32 + 1).to_be_bytes();

@@ -9,17 +9,20 @@ fn run(agent: &mut Agent) -> Result<RunResult, AgentError> {
     agent.run(ROLE)
 }
 
+fn fails(agent: &mut Agent) -> String {
+    run(agent).unwrap_err().to_string()
+}
+
+fn group(agent: &Agent) -> &WorkerGroup<Alone> {
+    agent.get_worker_group(ROLE).unwrap()
+}
+
 fn state(agent: &Agent) -> WorkerState {
-    agent.get_worker_group(ROLE).unwrap().state
+    group(agent).state
 }
 
 fn departures(agent: &Agent) -> &[Departure] {
-    &agent
-        .get_worker_group(ROLE)
-        .unwrap()
-        .spec
-        .rendezvous
-        .departures
+    &group(agent).spec.rendezvous.departures
 }
 
 #[test]
@@ -54,51 +57,35 @@ fn test_agent_constructor() {
 
 #[test]
 fn a_spec_that_makes_no_sense_is_refused_in_words() {
-    type Change = fn(&mut WorkerSpec<Alone>);
-    let cases: [(Change, &str); 9] = [
-        (
-            |s| s.role = "a b".to_owned(),
-            "role `a b` is given; a role is 1 to 64 letters, digits, `-` and `_`",
-        ),
-        (
-            |s| s.local_world_size = 0,
-            "local_world_size=0 is given; allowed are 1 to 16384 workers",
-        ),
-        (
-            |s| s.local_world_size = 16_385,
-            "local_world_size=16385 is given; allowed are 1 to 16384 workers",
-        ),
-        (
-            |s| s.entry.clear(),
-            "no entry is given; an entry is the program that each worker runs",
-        ),
-        (
-            |s| s.entry = "a\0".to_owned(),
-            "entry `a\\0` has a NUL byte, which no process can be given",
-        ),
-        (
-            |s| s.arguments.push("\0".to_owned()),
-            "argument `\\0` has a NUL byte, which no process can be given",
-        ),
-        (
-            |s| s.monitor_interval = Duration::ZERO,
-            "monitor_interval=0 is given; it must be longer than 0",
-        ),
-        (
-            |s| s.rendezvous_timeout = Duration::ZERO,
-            "rendezvous_timeout=0 is given; it must be longer than 0",
-        ),
-        (
-            |s| s.master_port = Some(0),
-            "master_port=0 is given; give a port from 1 to 65535, or none for a free one",
-        ),
+    let changes: [fn(&mut WorkerSpec<Alone>); 9] = [
+        |s| s.role = "a b".to_owned(),
+        |s| s.local_world_size = 0,
+        |s| s.local_world_size = 16_385,
+        |s| s.entry.clear(),
+        |s| s.entry = "a\0".to_owned(),
+        |s| s.arguments.push("\0".to_owned()),
+        |s| s.monitor_interval = Duration::ZERO,
+        |s| s.rendezvous_timeout = Duration::ZERO,
+        |s| s.master_port = Some(0),
     ];
-    for (change, expected) in cases {
+    let said = changes.map(|change| {
         let mut spec = spec(0);
         change(&mut spec);
         let refused = SimpleElasticAgent::new(spec, Script::new([]), ()).unwrap_err();
-        assert_eq!(refused.to_string(), expected);
-    }
+        refused.to_string()
+    });
+    let expected = [
+        "role `a b` is given; a role is 1 to 64 letters, digits, `-` and `_`",
+        "local_world_size=0 is given; allowed are 1 to 16384 workers",
+        "local_world_size=16385 is given; allowed are 1 to 16384 workers",
+        "no entry is given; an entry is the program that each worker runs",
+        "entry `a\\0` has a NUL byte, which no process can be given",
+        "argument `\\0` has a NUL byte, which no process can be given",
+        "monitor_interval=0 is given; it must be longer than 0",
+        "rendezvous_timeout=0 is given; it must be longer than 0",
+        "master_port=0 is given; give a port from 1 to 65535, or none for a free one",
+    ];
+    assert_eq!(said, expected);
     assert_eq!(spec(0).check(), Ok(()), "0 restarts are fine");
 }
 
@@ -107,13 +94,11 @@ fn test_rendezvous() {
     let mut spec = spec(0);
     spec.master_address = Some("trainer-0".to_owned());
     spec.master_port = Some(1234);
-    let mut agent = agent(spec, Script::new(states(&[Succeeded])));
+    let mut agent = agent(spec, states(&[Succeeded]));
     run(&mut agent).unwrap();
-    let group = agent.get_worker_group(ROLE).unwrap();
-    assert_eq!(
-        (group.group_rank, group.group_world_size),
-        (Some(0), Some(1))
-    );
+    let group = group(&agent);
+    let place = (group.group_rank, group.group_world_size);
+    assert_eq!(place, (Some(0), Some(1)));
     for (rank, worker) in (0..).zip(&group.workers) {
         let expected = WorkerRanks {
             global_rank: rank,
@@ -133,9 +118,9 @@ fn test_rendezvous() {
 /// The variables of a worker are those that a worker of a node daemon has, by the same names.
 #[test]
 fn a_worker_has_torch_s_variables() {
-    let mut agent = agent(spec(2), Script::new(states(&[Failed, Succeeded])));
+    let mut agent = agent(spec(2), states(&[Failed, Succeeded]));
     run(&mut agent).unwrap();
-    let group = agent.get_worker_group(ROLE).unwrap();
+    let group = group(&agent);
     let env = group.environment(3).unwrap();
     for (name, value) in [
         ("LOCAL_RANK", "3"),
@@ -164,51 +149,35 @@ fn a_worker_has_torch_s_variables() {
 
 #[test]
 fn test_initialize_workers() {
-    let mut agent = agent(spec(0), Script::new(states(&[Healthy, Succeeded])));
+    let mut agent = agent(spec(0), states(&[Healthy, Succeeded]));
     run(&mut agent).unwrap();
-    let group = agent.get_worker_group(ROLE).unwrap();
+    let group = group(&agent);
     assert!(group.workers.iter().all(|worker| worker.id.is_some()));
     let kept = agent.metrics();
-    assert_eq!(kept.values("workers.test_trainer.healthy"), [1]);
-    assert_eq!(kept.values("SimpleElasticAgent._rendezvous.success"), [1]);
-    assert_eq!(
-        kept.values("SimpleElasticAgent._initialize_workers.success"),
-        [1]
-    );
+    assert_eq!(kept.of_workers("healthy"), [1]);
+    assert_eq!(kept.of_agent("_rendezvous.success"), [1]);
+    assert_eq!(kept.of_agent("_initialize_workers.success"), [1]);
     assert_eq!(kept.values("Script._start_workers.success"), [1]);
-    assert_eq!(
-        kept.values("Script._monitor_workers.duration.ms"),
-        [5000, 5000]
-    );
+    let looks = kept.values("Script._monitor_workers.duration.ms");
+    assert_eq!(looks, [5000, 5000]);
 }
 
 #[test]
 fn test_restart_workers() {
-    let mut agent = agent(
-        spec(3),
-        Script::new(states(&[Failed, Unhealthy, Failed, Succeeded])),
-    );
+    let mut agent = agent(spec(3), states(&[Failed, Unhealthy, Failed, Succeeded]));
     assert_eq!(run(&mut agent).unwrap().state, Succeeded);
     let script = agent.workers();
     assert_eq!((script.starts, script.stops), (4, 3));
     let kept = agent.metrics();
-    assert_eq!(
-        kept.values("SimpleElasticAgent._restart_workers.success"),
-        [1, 1, 1]
-    );
-    assert_eq!(
-        kept.values("workers.test_trainer.remaining_restarts"),
-        [3, 2, 1, 0]
-    );
-    assert_eq!(
-        kept.lines[1],
-        "[test_trainer] the workers are failed, and are started anew; restarts left: 2 of 3"
-    );
+    assert_eq!(kept.of_agent("_restart_workers.success"), [1, 1, 1]);
+    assert_eq!(kept.of_workers("remaining_restarts"), [3, 2, 1, 0]);
+    let line = "[test_trainer] the workers are failed, and are started anew; restarts left: 2 of 3";
+    assert_eq!(kept.lines[1], line);
 }
 
 #[test]
 fn test_run_happy_path() {
-    let mut agent = agent(spec(1), Script::new(states(&[Healthy, Healthy, Succeeded])));
+    let mut agent = agent(spec(1), states(&[Healthy, Healthy, Succeeded]));
     assert_eq!(run(&mut agent).unwrap().state, Succeeded);
     assert_eq!(agent.remaining_restarts(), 1);
     assert_eq!(agent.workers().monitors, 3);
@@ -221,21 +190,13 @@ fn test_run_initialization_failure() {
     let mut script = Script::new([]);
     script.start_fails = true;
     let mut agent = agent(spec(3), script);
-    let error = run(&mut agent).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "[test_trainer] the workers could not be started: no such program"
-    );
+    let why = "[test_trainer] the workers could not be started: no such program";
+    assert_eq!(fails(&mut agent), why);
     assert_eq!(state(&agent), Init, "the state is left as it was");
-    assert_eq!(
-        agent.workers().stops,
-        1,
-        "nothing of a part that was started is left"
-    );
+    // Nothing of a part that was started is left.
+    assert_eq!(agent.workers().stops, 1);
     assert_eq!(departures(&agent), [Departure::Left]);
-    let failures = agent
-        .metrics()
-        .values("SimpleElasticAgent._initialize_workers.failure");
+    let failures = agent.metrics().of_agent("_initialize_workers.failure");
     assert_eq!(failures, [1]);
 }
 
@@ -252,10 +213,8 @@ fn max_retries_exceeded(bad: WorkerState) {
         assert_eq!(agent.remaining_restarts(), 0);
         let script = agent.workers();
         let starts = max_restarts + 1;
-        assert_eq!(
-            (script.monitors, script.starts, script.stops),
-            (starts, starts, starts)
-        );
+        let done = [script.monitors, script.starts, script.stops];
+        assert_eq!(done, [starts; 3]);
         let why = format!(
             "[test_trainer] workers have failed, and max_restarts={max_restarts} are used up"
         );
@@ -263,10 +222,8 @@ fn max_retries_exceeded(bad: WorkerState) {
         // The first agents of torchelastic raise this.
         let error = result.into_values().unwrap_err();
         assert_eq!(error.worker_errors(), &failures);
-        assert_eq!(
-            error.to_string(),
-            "workers have failed: 1, and no restart is left; the first: rank 3 (local rank 3, process 77: exit code 1: boom)"
-        );
+        let text = "workers have failed: 1, and no restart is left; the first: rank 3 (local rank 3, process 77: exit code 1: boom)";
+        assert_eq!(error.to_string(), text);
     }
 }
 
@@ -284,10 +241,7 @@ fn test_run_max_retries_exceeded_unhealthy() {
 fn test_run_membership_change() {
     let mut spec = spec(1);
     spec.rendezvous.waiting = [1, 1, 0].into();
-    let mut agent = agent(
-        spec,
-        Script::new(states(&[Healthy, Healthy, Healthy, Succeeded])),
-    );
+    let mut agent = agent(spec, states(&[Healthy, Healthy, Healthy, Succeeded]));
     assert_eq!(run(&mut agent).unwrap().state, Succeeded);
     assert_eq!(agent.remaining_restarts(), 1, "a change uses up no restart");
     let script = agent.workers();
@@ -297,7 +251,7 @@ fn test_run_membership_change() {
 #[test]
 fn test_run_unknown_state() {
     for lost in [Unknown, Init, Stopped] {
-        let mut agent = agent(spec(3), Script::new(states(&[lost])));
+        let mut agent = agent(spec(3), states(&[lost]));
         let error = run(&mut agent).unwrap_err();
         assert!(
             matches!(error, AgentError::Lost { state, .. } if state == lost),
@@ -313,37 +267,28 @@ fn test_run_unknown_state() {
 
 #[test]
 fn a_stop_that_is_not_certain_ends_the_agent() {
-    let mut script = Script::new(states(&[Failed, Succeeded]));
+    let mut script = states(&[Failed, Succeeded]);
     script.stop_fails = true;
     let mut agent = agent(spec(3), script);
-    let error = run(&mut agent).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "[test_trainer] the workers are in the state unknown: process 7 can't be killed"
-    );
+    let why = "[test_trainer] the workers are in the state unknown: process 7 can't be killed";
+    assert_eq!(fails(&mut agent), why);
     assert_eq!(state(&agent), Unknown);
-    assert_eq!(
-        agent.workers().starts,
-        1,
-        "no second group beside the first"
-    );
+    // No second group beside the first.
+    assert_eq!(agent.workers().starts, 1);
 }
 
 /// torch: `SignalException` leads to a stop, and the rendezvous is not closed.
 #[test]
 fn test_agent_process_signal_exception() {
-    let mut script = Script::new(states(&[Healthy]));
+    let mut script = states(&[Healthy]);
     script.ends_at = Some(2);
     let mut agent = agent(spec(3), script);
-    let error = run(&mut agent).unwrap_err();
-    assert_eq!(error.to_string(), "the agent was told to end: SIGTERM");
+    let why = "the agent was told to end: SIGTERM";
+    assert_eq!(fails(&mut agent), why);
     assert_eq!((agent.workers().monitors, agent.workers().stops), (2, 1));
     assert_eq!(state(&agent), Stopped);
-    assert_eq!(
-        departures(&agent),
-        [Departure::Left],
-        "the others may go on"
-    );
+    // The others may go on.
+    assert_eq!(departures(&agent), [Departure::Left]);
 }
 
 #[test]
@@ -359,37 +304,32 @@ fn return_values_are_by_global_rank() {
 fn a_role_that_is_another_agent_s_is_refused() {
     let mut agent = agent(spec(0), Script::new([]));
     let error = agent.run("ps").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "role `ps` is given; this agent runs `test_trainer`"
-    );
+    let why = "role `ps` is given; this agent runs `test_trainer`";
+    assert_eq!(error.to_string(), why);
     assert_eq!(agent.get_worker_group("ps").unwrap_err(), error);
 }
 
 #[test]
 fn test_barrier_failed() {
-    let mut failing = spec(0);
-    failing.rendezvous.barrier = Some(Err(RendezvousError::Refused("no store".to_owned())));
-    let mut late = spec(0);
-    late.rendezvous.barrier = None;
-    late.exit_barrier_timeout = Duration::ZERO;
-    let mut later = spec(0);
-    later.rendezvous.barrier = None;
-    for (spec, line) in [
+    let failed = RendezvousError::Refused("no store".to_owned());
+    let late = "others run on (exit_barrier_timeout)";
+    for (barrier, timeout, line) in [
         (
-            failing,
-            "[test_trainer] the others are not waited for: no store",
+            Some(Err(failed)),
+            None,
+            "the others are not waited for: no store",
         ),
-        (late, "[test_trainer] others run on (exit_barrier_timeout)"),
-        (later, "[test_trainer] others run on (exit_barrier_timeout)"),
+        (None, Some(Duration::ZERO), late),
+        (None, None, late),
     ] {
-        let mut agent = agent(spec, Script::new(states(&[Succeeded])));
-        assert_eq!(
-            run(&mut agent).unwrap().state,
-            Succeeded,
-            "it fails nothing"
-        );
-        assert_eq!(agent.metrics().lines.last().unwrap(), line);
+        let mut spec = spec(0);
+        spec.rendezvous.barrier = barrier;
+        spec.exit_barrier_timeout = timeout.unwrap_or(spec.exit_barrier_timeout);
+        let mut agent = agent(spec, states(&[Succeeded]));
+        // It fails nothing.
+        assert_eq!(run(&mut agent).unwrap().state, Succeeded);
+        let line = format!("[test_trainer] {line}");
+        assert_eq!(agent.metrics().lines.last(), Some(&line));
     }
 }
 
@@ -410,22 +350,18 @@ fn test_record_metrics() {
         (vec![Failed, Failed], 1, "run_failed_with_retries"),
         (vec![Failed], 0, "run_failed_no_retries"),
     ] {
-        let mut agent = agent(spec(max_restarts), Script::new(states(&script)));
+        let mut agent = agent(spec(max_restarts), states(&script));
         run(&mut agent).unwrap();
         let kept = agent.metrics();
-        assert_eq!(kept.values("workers.test_trainer.run_total"), [1]);
+        assert_eq!(kept.of_workers("run_total"), [1]);
         for name in [
             "run_success_with_retries",
             "run_success_no_retries",
             "run_failed_with_retries",
             "run_failed_no_retries",
         ] {
-            let values = kept.values(&format!("workers.test_trainer.{name}"));
-            assert_eq!(
-                values,
-                [i64::from(name == expected)],
-                "{name} of {expected}"
-            );
+            let values = kept.of_workers(name);
+            assert_eq!(values, [i64::from(name == expected)], "{name}");
         }
     }
 }

@@ -34,21 +34,19 @@ impl Guest {
 
     /// Asks for the next group: (round, group rank, group size, first rank, world size).
     fn meet(&mut self) -> Option<(u64, u32, u32, u32, u32)> {
+        let Poll::Ready(group) = self.ask().map(Result::unwrap) else {
+            return None;
+        };
+        let (ranks, size) = (group.workers[0], group.group_world_size);
+        assert_eq!(group.workers.len(), self.workers as usize);
+        let (first, world) = (ranks.global_rank, ranks.world_size);
+        Some((group.round, group.group_rank, size, first, world))
+    }
+
+    fn refused(&mut self) -> RendezvousError {
         match self.ask() {
-            Poll::Pending => None,
-            Poll::Ready(result) => {
-                let group = result.unwrap();
-                let ranks = group.workers[0];
-                assert_eq!(group.workers.len(), self.workers as usize);
-                let size = group.group_world_size;
-                Some((
-                    group.round,
-                    group.group_rank,
-                    size,
-                    ranks.global_rank,
-                    ranks.world_size,
-                ))
-            }
+            Poll::Ready(Err(error)) => error,
+            _ => panic!("the job is over"),
         }
     }
 
@@ -66,6 +64,19 @@ impl Guest {
 
 fn place(min: u32, max: u32) -> LocalRendezvous {
     LocalRendezvous::new(min..=max).unwrap()
+}
+
+/// Two guests that have met, with a worker each.
+fn two(min: u32) -> [Guest; 2] {
+    let place = place(min, 2);
+    let [mut a, mut b] = [1; 2].map(|workers| Guest::of(&place, workers));
+    a.meet();
+    b.meet();
+    a.meet();
+    if min < 2 {
+        b.meet();
+    }
+    [a, b]
 }
 
 #[test]
@@ -87,8 +98,8 @@ fn two_meet_and_a_third_is_spare_until_one_is_lost() {
     assert_eq!(a.meet(), Some((1, 0, 2, 0, 3)));
     assert_eq!(c.meet(), None);
     assert_eq!(
-        (a.handler.num_nodes_waiting(), b.handler.num_nodes_waiting()),
-        (0, 0)
+        [&mut a, &mut b].map(|it| it.handler.num_nodes_waiting()),
+        [0; 2]
     );
     b.was_woken();
     drop(a);
@@ -116,47 +127,29 @@ fn who_comes_later_joins_until_members_have_done_their_work() {
     assert_eq!(a.handler.exit_barrier(), Poll::Ready(Ok(Barrier::Done)));
     assert_eq!(b.handler.exit_barrier(), Poll::Ready(Ok(Barrier::Done)));
     assert!(c.was_woken());
-    let Poll::Ready(Err(error)) = c.ask() else {
-        panic!("the job is over");
-    };
-    assert_eq!(error, RendezvousError::NotNeeded);
+    assert_eq!(c.refused(), RendezvousError::NotNeeded);
 }
 
 #[test]
 fn failures_of_one_group_use_up_one_restart_of_the_job() {
-    let place = place(2, 2);
-    let [mut a, mut b] = [1; 2].map(|workers| Guest::of(&place, workers));
-    a.meet();
-    b.meet();
-    a.meet();
+    let [mut a, mut b] = two(2);
     assert!(a.handler.spend_restart(1));
     assert!(b.handler.spend_restart(1), "the same group");
     assert_eq!((a.handler.restarts(), b.handler.restarts()), (1, 1));
     assert_eq!(a.meet(), None);
     assert_eq!(b.meet(), Some((2, 1, 2, 1, 2)));
     assert_eq!(a.meet(), Some((2, 0, 2, 0, 2)));
-    assert!(
-        !b.handler.spend_restart(1),
-        "the job has no other, whoever asks"
-    );
-    b.handler.shutdown(Departure::Failed {
-        why: "boom".to_owned(),
-    });
+    assert!(!b.handler.spend_restart(1), "the job has no other");
+    let why = "boom".to_owned();
+    b.handler.shutdown(Departure::Failed { why });
     assert_eq!(a.handler.num_nodes_waiting(), 1);
-    let Poll::Ready(Err(error)) = a.ask() else {
-        panic!("the job is over");
-    };
-    assert_eq!(error.to_string(), "the job is over: boom");
+    assert_eq!(a.refused().to_string(), "the job is over: boom");
 }
 
 /// In torchelastic such an agent sits in its exit barrier and keeps the others from meeting.
 #[test]
 fn who_has_done_its_work_starts_anew_when_another_fails() {
-    let place = place(2, 2);
-    let [mut a, mut b] = [1; 2].map(|workers| Guest::of(&place, workers));
-    a.meet();
-    b.meet();
-    a.meet();
+    let [mut a, mut b] = two(2);
     assert!(a.handler.exit_barrier().is_pending());
     a.was_woken();
     assert!(b.handler.spend_restart(3));
@@ -170,12 +163,7 @@ fn who_has_done_its_work_starts_anew_when_another_fails() {
 /// In torchelastic the rendezvous is closed for all when the first agent has waited long enough.
 #[test]
 fn who_leaves_after_success_disturbs_nobody() {
-    let place = place(1, 2);
-    let [mut a, mut b] = [1; 2].map(|workers| Guest::of(&place, workers));
-    a.meet();
-    b.meet();
-    a.meet();
-    b.meet();
+    let [mut a, mut b] = two(1);
     assert!(a.handler.exit_barrier().is_pending());
     a.handler.shutdown(Departure::Succeeded);
     assert_eq!(b.handler.num_nodes_waiting(), 0);
@@ -209,21 +197,16 @@ fn a_group_without_its_first_agent_meets_again() {
     let mut core = AgentCore::new(Instant::now(), spec).unwrap();
     let now = Instant::now();
     lost.meet();
-    let action = core.step(now, Event::Begin);
-    assert!(matches!(action, Action::Wait { .. }), "{action:?}");
+    let waits = |action| match action {
+        Action::Wait { until } => until > now,
+        action => panic!("{action:?}"),
+    };
+    waits(core.step(now, Event::Begin));
     lost.meet();
-    let action = core.step(now, Event::Woken);
-    assert!(
-        matches!(action, Action::Wait { until } if until > now),
-        "{action:?}"
-    );
+    assert!(waits(core.step(now, Event::Woken)));
     assert_eq!(core.group().group_rank, Some(1));
     drop(lost);
-    let action = core.step(now, Event::Woken);
-    assert!(
-        matches!(action, Action::Wait { until } if until == now),
-        "{action:?}"
-    );
+    assert!(!waits(core.step(now, Event::Woken)));
     let action = core.step(now, Event::Woken);
     assert!(matches!(action, Action::FindAddress), "{action:?}");
     let named = Event::Address(Ok(("here".to_owned(), 5)));
@@ -249,8 +232,6 @@ fn too_few_are_waited_for_so_long() {
     let Action::Finish(result) = core.step(by, Event::Woken) else {
         panic!("the time is over");
     };
-    assert_eq!(
-        result.unwrap_err().to_string(),
-        "the group did not come together within 9s (rendezvous_timeout)"
-    );
+    let why = "the group did not come together within 9s (rendezvous_timeout)";
+    assert_eq!(result.unwrap_err().to_string(), why);
 }

@@ -179,15 +179,21 @@ impl Kept {
         let metrics = self.metrics.iter().filter(|metric| metric.name == name);
         metrics.map(|metric| metric.value).collect()
     }
+
+    /// The same of a metric of the workers, and of the agent.
+    fn of_workers(&self, name: &str) -> Vec<i64> {
+        self.values(&format!("workers.test_trainer.{name}"))
+    }
+
+    fn of_agent(&self, name: &str) -> Vec<i64> {
+        self.values(&format!("SimpleElasticAgent.{name}"))
+    }
 }
 
 pub(crate) type Agent = SimpleElasticAgent<Alone, Script, Kept>;
 
-pub(crate) fn states(states: &[WorkerState]) -> Vec<MonitorResult> {
-    states
-        .iter()
-        .map(|state| MonitorResult::of(*state))
-        .collect()
+pub(crate) fn states(states: &[WorkerState]) -> Script {
+    Script::new(states.iter().copied().map(MonitorResult::of))
 }
 
 pub(crate) fn spec(max_restarts: u32) -> WorkerSpec<Alone> {

@@ -128,7 +128,7 @@ impl<'a> View<'a> {
 
     /// A group is active: keep it, plan another one, or ask it to hold for that.
     fn change_planned(&self) -> Decision {
-        if let Some(keep) = self.settled("members") {
+        if let Some(keep) = self.settled("members", "reset_limit") {
             return keep;
         }
         if let Some(seats) = self.plan.and_then(|plan| self.ready(plan)) {

@@ -149,13 +149,13 @@ impl<'a> View<'a> {
     }
 
     /// Nothing is changed any more: members have returned, or no change is left.
-    pub(super) fn settled(&self, who: &str) -> Option<Decision> {
+    pub(super) fn settled(&self, who: &str, limit: &str) -> Option<Decision> {
         let members = self.members().len();
         let returned = self.roster.count(State::Returned);
         let reason = if returned > 0 {
             format!("{who} that have returned: {returned} of {members}")
         } else if !self.budget.has_resets(self.limits) {
-            format!("{who}: {members}; the limit of changes is reached (reset_limit)")
+            format!("{who}: {members}; the limit of changes is reached ({limit})")
         } else {
             return None;
         };
@@ -191,7 +191,7 @@ impl<'a> View<'a> {
 
     /// A group runs: keep it, or stop it for a change.
     fn change_anew(&self) -> Decision {
-        if let Some(keep) = self.settled("workers") {
+        if let Some(keep) = self.settled("workers", "reset_limit") {
             return keep;
         }
         if let Err(keep) = self.better("workers", self.roster.leaving()) {

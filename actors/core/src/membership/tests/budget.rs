@@ -3,11 +3,15 @@
 use super::*;
 
 fn limits() -> Limits {
-    Limits {
-        restarts_without_progress: 2,
-        cooldown: Some(s(10)..=s(100)),
-        ..Limits::elastic(1, 4)
-    }
+    with(1, 4, |it| {
+        it.restarts_without_progress = 2;
+        it.cooldown = Some(s(10)..=s(100));
+    })
+}
+
+/// A process that was there since then has failed on a host.
+fn fail(budget: &mut Budget, at: Instant, since: Instant, node: u64, why: &str) {
+    budget.failed(at, &limits(), since, Some(&host(node)), why);
 }
 
 #[test]
@@ -16,20 +20,12 @@ fn failures_that_come_together_use_up_one_restart() {
     let mut budget = Budget::new(start, 1);
     // Three processes that were there together.
     for node in 1..=3 {
-        let at = start + ms(10 * node);
-        budget.failed(
-            at,
-            &limits(),
-            start,
-            Some(&host(node)),
-            &format!("failure {node}"),
-        );
+        fail(&mut budget, start + ms(10 * node), start, node, "failure");
     }
     assert_eq!(budget.without_progress(), 1);
     assert_eq!(budget.cooling(start + ms(50)), [host(1)].into());
     // The process that came instead of the first one.
-    let again = start + ms(60);
-    budget.failed(start + s(1), &limits(), again, Some(&host(2)), "again");
+    fail(&mut budget, start + s(1), start + ms(60), 2, "again");
     assert_eq!(budget.without_progress(), 2);
     assert_eq!(budget.cooling(start + s(1)), [host(1), host(2)].into());
 }
@@ -41,7 +37,7 @@ fn a_generation_in_which_members_commit_is_progress() {
     let mut at = start;
     let mut fail_and = |generation: u64, number, kept| {
         at += s(1);
-        budget.failed(at, &limits(), at, None, "failure");
+        fail(&mut budget, at, at, 1, "failure");
         budget.committed(ids::Generation(generation), number, kept);
         (budget.without_progress(), budget.commit().unwrap())
     };
@@ -76,7 +72,7 @@ fn work_that_is_done_again_is_no_progress() {
     ] {
         let at = start + s(generation);
         budget.formed(true);
-        budget.failed(at, &limits(), at, None, "failure");
+        fail(&mut budget, at, at, 1, "failure");
         budget.committed(ids::Generation(generation), number, Kept::Made);
         assert_eq!(budget.without_progress() == 0, progress, "commit {number}");
         // Those that have it can hand it on.
@@ -91,38 +87,23 @@ fn work_that_is_done_again_is_no_progress() {
 #[test]
 fn limits_of_restarts_are_exceeded_by_one_more() {
     let start = Instant::now();
-    let limits = Limits {
-        restarts_within: Some((2, s(10))),
-        restarts_without_progress: 3,
-        ..limits()
-    };
+    let mut limits = limits();
+    limits.restarts_within = Some((2, s(10)));
+    limits.restarts_without_progress = 3;
     let mut budget = Budget::new(start, 1);
-    let fail = |budget: &mut Budget, at: Instant| {
-        budget.failed(
-            at,
-            &limits,
-            at,
-            None,
-            &format!("failure after {:?}", at - start),
-        );
+    let fail = |budget: &mut Budget, at: u64| {
+        let (why, at) = (format!("failure after {at} s"), start + s(at));
+        budget.failed(at, &limits, at, None, &why);
         budget.exceeded(at, &limits)
     };
-    assert_eq!(fail(&mut budget, start + s(1)), None);
-    assert_eq!(fail(&mut budget, start + s(5)), None);
-    let (how, why) = fail(&mut budget, start + s(9)).unwrap();
-    assert_eq!(how, End::TooManyRestarts);
-    assert!(
-        why.starts_with("3 failures within 10 s, allowed are 2 (restarts_within)"),
-        "{why}"
-    );
-    assert!(why.ends_with("failure after 1s"), "{why}");
+    assert_eq!(fail(&mut budget, 1), None);
+    assert_eq!(fail(&mut budget, 5), None);
+    let why = "3 failures within 10 s, allowed are 2 (restarts_within); the first since the last commit: failure after 1 s";
+    let exceeded = |how, why: &str| Some((how, why.to_owned()));
+    assert_eq!(fail(&mut budget, 9), exceeded(End::TooManyRestarts, why));
     // The first one is old by now; but these are too many without a commit.
-    let (how, why) = fail(&mut budget, start + s(16)).unwrap();
-    assert_eq!(how, End::NoProgress);
-    assert_eq!(
-        why,
-        "4 failures before the first commit, allowed are 3 (restarts_without_progress); the first: failure after 1s"
-    );
+    let why = "4 failures before the first commit, allowed are 3 (restarts_without_progress); the first: failure after 1 s";
+    assert_eq!(fail(&mut budget, 16), exceeded(End::NoProgress, why));
     budget.committed(ids::Generation(1), 7, Kept::Made);
     assert_eq!(budget.exceeded(start + s(20), &limits), None);
 }
@@ -131,9 +112,8 @@ fn limits_of_restarts_are_exceeded_by_one_more() {
 fn a_host_cools_down_longer_each_time_and_not_longer_for_failures_meanwhile() {
     let start = Instant::now();
     let mut budget = Budget::new(start, 1);
-    let name = host(1);
     let mut fail = |at: Instant| {
-        budget.failed(at, &limits(), at, Some(&name), "failure");
+        fail(&mut budget, at, at, 1, "failure");
         budget.next_warm(at).unwrap() - at
     };
     let first = fail(start);
@@ -145,20 +125,4 @@ fn a_host_cools_down_longer_each_time_and_not_longer_for_failures_meanwhile() {
     assert!(budget.has_warmed(start + s(60), start + s(120)));
     assert!(!budget.has_warmed(start + s(120), start + s(180)));
     assert!(budget.cooling(start + s(120)).is_empty());
-}
-
-#[test]
-fn resets_are_counted_when_a_generation_is_active() {
-    let mut budget = Budget::new(Instant::now(), 1);
-    let allow = |max| Limits {
-        max_resets: Some(max),
-        ..limits()
-    };
-    assert!(budget.has_resets(&allow(0)));
-    budget.formed(false);
-    assert_eq!(budget.resets(), 0);
-    assert!(!budget.has_resets(&allow(0)) && budget.has_resets(&allow(1)));
-    budget.formed(false);
-    assert_eq!(budget.resets(), 1);
-    assert!(!budget.has_resets(&allow(1)) && budget.has_resets(&allow(2)));
 }

@@ -7,14 +7,8 @@ const NEW: ids::Generation = ids::Generation(2);
 /// A generation of slots 0, 1 and 2.
 fn generation() -> Arc<Generation> {
     let roster = seated(&[1, 1, 1]);
-    let seats = roster.seats();
-    Arc::new(Generation::new(
-        NEW,
-        String::new(),
-        seats,
-        None,
-        ids::Generation(0),
-    ))
+    let (seats, committed) = (roster.seats(), ids::Generation(0));
+    Arc::new(Generation::new(NEW, String::new(), seats, None, committed))
 }
 
 fn lost(why: &str) -> Fate {
@@ -68,10 +62,9 @@ fn it_breaks_with_the_first_member_that_is_lost() {
     formation.gone(process(2, 1), &lost("exit code 1"));
     formation.gone(process(0, 1), &lost("exit code 2"));
     assert_eq!(formation.outcome(), Outcome::Broken);
-    assert_eq!(
-        formation.lost(),
-        (&[Rank(2), Rank(0)][..], "rank 2 is lost: exit code 1")
-    );
+    let (lost, why) = formation.lost();
+    assert_eq!(lost, [Rank(2), Rank(0)]);
+    assert_eq!(why, "rank 2 is lost: exit code 1");
 }
 
 #[test]
@@ -127,8 +120,9 @@ fn more_of_the_old_generation_have_left_it_than_are_in_it() {
         assert_eq!(formation.outcome(), expected, "{old:?} {taken:?} {gone:?}");
         if expected == Waiting {
             // Those that are late are given up, and it goes on without them.
-            let Due::Late(late) = formation.due(now + s(10)) else {
-                panic!()
+            let due = formation.due(now + s(10));
+            let Due::Late(late) = due else {
+                panic!("{due:?}")
             };
             for process in late {
                 formation.gone(process, &lost("late"));

@@ -31,6 +31,13 @@ const fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
+/// Limits that are [`Limits::elastic`] but for a change.
+fn with(min: u32, max: u32, change: impl FnOnce(&mut Limits)) -> Limits {
+    let mut limits = Limits::elastic(min, max);
+    change(&mut limits);
+    limits
+}
+
 const fn process(slot: u32, incarnation: u64) -> Process {
     Process {
         slot: Slot(slot),
@@ -49,8 +56,27 @@ fn host(node: u64) -> Host {
     Host::from(format!("h{node}").as_str())
 }
 
+fn reserved(slot: u32, node: u64) -> Fact {
+    let (slot, location) = (Slot(slot), location(node));
+    Fact::Reserved { slot, location }
+}
+
+fn refused(slot: Slot) -> Fact {
+    let why = "full".to_owned();
+    Fact::Refused { slot, why }
+}
+
+fn ready(process: Process) -> Fact {
+    let addresses = [].into();
+    Fact::Ready { process, addresses }
+}
+
 fn failed(process: Process) -> Fact {
     exited(process, Exit::Code(1), "boom")
+}
+
+fn returned(process: Process) -> Fact {
+    exited(process, Exit::Code(0), "")
 }
 
 fn exited(process: Process, exit: Exit, said: &str) -> Fact {
@@ -62,19 +88,49 @@ fn exited(process: Process, exit: Exit, said: &str) -> Fact {
     }
 }
 
+fn drain(node: u64) -> Fact {
+    let (node, why) = (NodeId(node), "maintenance".to_owned());
+    Fact::Drain { node, why }
+}
+
+fn undrain(node: u64) -> Fact {
+    Fact::Undrain { node: NodeId(node) }
+}
+
+fn node_lost(node: u64, fenced: Instant) -> Fact {
+    let (node, why) = (NodeId(node), "cable".to_owned());
+    Fact::NodeLost { node, why, fenced }
+}
+
+fn stop(process: Process, why: &str) -> Action {
+    let why = why.to_owned();
+    Action::Stop { process, why }
+}
+
+fn start(process: Process, node: u64) -> Action {
+    let location = location(node);
+    Action::Start { process, location }
+}
+
+fn give_back(slots: &[u32]) -> Action {
+    let slots = slots.iter().copied().map(Slot).collect();
+    Action::GiveBack { slots }
+}
+
+fn is_hold(action: &Action) -> bool {
+    matches!(action, Action::Hold { .. })
+}
+
 /// A membership whose orders are carried out at once, as far as a test wants that.
 #[derive(Clone)]
 struct Bed {
     now: Instant,
+    limits: Limits,
     membership: Membership,
     /// Room on each node.
     room: BTreeMap<u64, u32>,
     /// Started processes become ready.
     boots: bool,
-    /// The group is started anew at each change.
-    starts_anew: bool,
-    /// A seat is of use again when its process has ended.
-    holds_seats: bool,
     /// Processes that take no generation, or do not end.
     hung: BTreeSet<Process>,
     /// Everything that was to be done, in order.
@@ -89,15 +145,13 @@ impl Bed {
     /// Nodes 1, 2, ... with room for so many processes.
     fn new(limits: Limits, room: &[u32]) -> Self {
         let now = Instant::now();
-        let (starts_anew, holds_seats) = (limits.starts_anew(), limits.holds_seats());
-        let (membership, open) = Membership::new(now, limits, 7).unwrap();
+        let (membership, open) = Membership::new(now, limits.clone(), 7).unwrap();
         let mut bed = Self {
             now,
+            limits,
             membership,
             room: (1..).zip(room.iter().copied()).collect(),
             boots: true,
-            starts_anew,
-            holds_seats,
             hung: BTreeSet::new(),
             done: Vec::new(),
             open: Vec::new(),
@@ -110,6 +164,14 @@ impl Bed {
     /// As [`Bed::new`], and everything that can be done is done.
     fn up(limits: Limits, room: &[u32]) -> Self {
         let mut bed = Self::new(limits, room);
+        bed.settle();
+        bed
+    }
+
+    /// As [`Bed::up`], but no process that is started becomes ready by itself.
+    fn slow(limits: Limits, room: &[u32]) -> Self {
+        let mut bed = Self::new(limits, room);
+        bed.boots = false;
         bed.settle();
         bed
     }
@@ -136,8 +198,13 @@ impl Bed {
 
     /// A fact, and everything that follows from it at once.
     fn then(&mut self, fact: Fact) {
+        self.all([fact]);
+    }
+
+    /// As [`Bed::then`], of facts that come together.
+    fn all<const N: usize>(&mut self, facts: [Fact; N]) {
         self.now += ms(1);
-        self.step(fact);
+        self.steps(facts);
         self.settle();
     }
 
@@ -148,11 +215,23 @@ impl Bed {
 
     /// A process fails, some time after its start.
     fn fail(&mut self, slot: u32) {
-        if self.starts_anew {
+        if self.limits.starts_anew() {
             self.pass(s(10));
         }
         let fact = failed(self.last(slot));
         self.then(fact);
+    }
+
+    /// A node has room.
+    fn offer(&mut self, node: u64, room: u32) {
+        self.room.insert(node, room);
+        self.then(Fact::Offered);
+    }
+
+    /// A process says that it is ready.
+    fn boot(&mut self, slot: u32) {
+        self.step(ready(self.last(slot)));
+        self.settle();
     }
 
     /// Time passes, in the steps in which membership wants to be woken.
@@ -174,12 +253,17 @@ impl Bed {
         self.then(Fact::Holding { generation, commit });
     }
 
-    fn commit(&mut self, commit: u64, durable: bool) {
-        let generation = self.active().number();
+    fn commit(&mut self, commit: u64) {
+        let generation = self.number();
+        self.commits(generation, commit, Kept::Made);
+    }
+
+    fn commits(&mut self, generation: u64, commit: u64, kept: Kept) {
+        let generation = ids::Generation(generation);
         self.then(Fact::Committed {
             generation,
             commit,
-            kept: if durable { Kept::Durable } else { Kept::Made },
+            kept,
         });
     }
 
@@ -200,47 +284,34 @@ impl Bed {
                     let fits = |(node, room): &(&u64, &mut u32)| {
                         **room > 0 && !avoid.contains(&host(**node))
                     };
-                    match room.find(fits) {
+                    let fact = match room.find(fits) {
                         Some((node, room)) => {
                             *room -= 1;
-                            let location = location(*node);
-                            self.step(Fact::Reserved { slot, location });
+                            reserved(slot.0, *node)
                         }
-                        None => self.step(Fact::Refused {
-                            slot,
-                            why: "full".to_owned(),
-                        }),
-                    }
+                        None => refused(slot),
+                    };
+                    self.step(fact);
                 }
             }
-            Action::Start { process, .. } if self.boots => self.ready(process),
-            Action::Publish { to, .. } if self.starts_anew => {
-                for process in to {
-                    if self.boots && !self.hung.contains(&process) {
-                        self.ready(process);
-                    }
-                }
-            }
-            Action::Stop { process, .. } if self.holds_seats => {
-                let ends = !self.hung.contains(&process);
-                if ends {
-                    self.step(exited(process, Exit::Signal(15), ""));
-                }
+            Action::Start { process, .. } if self.boots => self.step(ready(process)),
+            Action::Stop { process, .. }
+                if self.limits.holds_seats() && !self.hung.contains(&process) =>
+            {
+                self.step(exited(process, Exit::Signal(15), ""));
             }
             Action::Publish { generation, to } => {
                 for process in to {
-                    if !self.hung.contains(&process) {
-                        self.takes(generation.number().0, process);
+                    match self.limits.starts_anew() {
+                        _ if self.hung.contains(&process) => {}
+                        true if self.boots => self.step(ready(process)),
+                        true => {}
+                        false => self.takes(generation.number().0, process),
                     }
                 }
             }
             _ => {}
         }
-    }
-
-    fn ready(&mut self, process: Process) {
-        let addresses = [].into();
-        self.step(Fact::Ready { process, addresses });
     }
 
     /// A process takes a generation.
@@ -250,6 +321,10 @@ impl Bed {
             generation,
             process,
         });
+    }
+
+    fn is_idle(&self) -> bool {
+        self.membership.active().is_none()
     }
 
     fn active(&self) -> Arc<Generation> {
@@ -265,12 +340,22 @@ impl Bed {
         table(&self.active())
     }
 
+    /// (slot, incarnation) of the members, in rank order.
+    fn members(&self) -> Vec<(u32, u64)> {
+        members(&self.active())
+    }
+
     fn slots(&self) -> Vec<u32> {
         self.table().iter().map(|member| member.0).collect()
     }
 
     fn number(&self) -> u64 {
         self.active().number().0
+    }
+
+    /// Restarts that are used up.
+    fn restarts(&self) -> u32 {
+        self.membership.budget().without_progress()
     }
 
     /// How the job has ended.
@@ -281,6 +366,23 @@ impl Bed {
         })
     }
 
+    fn how(&self) -> Option<End> {
+        self.end().map(|(how, _)| how)
+    }
+
+    fn count(&self, is_it: impl Fn(&Action) -> bool) -> usize {
+        self.done.iter().filter(|action| is_it(action)).count()
+    }
+
+    /// (slot, incarnation) of the processes that were to end.
+    fn stopped(&self) -> Vec<(u32, u64)> {
+        let stops = self.done.iter().filter_map(|action| match action {
+            Action::Stop { process, .. } => Some((process.slot.0, process.incarnation.0)),
+            _ => None,
+        });
+        stops.collect()
+    }
+
     /// The actions since the last call, but for words and times.
     fn news(&mut self) -> Vec<Action> {
         let mut done = std::mem::take(&mut self.done);
@@ -289,51 +391,35 @@ impl Bed {
     }
 }
 
-fn drain(node: u64) -> Fact {
-    let why = "maintenance".to_owned();
-    Fact::Drain {
-        node: NodeId(node),
-        why,
-    }
-}
-
-fn undrain(node: u64) -> Fact {
-    Fact::Undrain { node: NodeId(node) }
-}
-
-fn node_lost(node: u64, fenced: Instant) -> Fact {
-    Fact::NodeLost {
-        node: NodeId(node),
-        why: "cable".to_owned(),
-        fenced,
-    }
-}
-
 /// Seats that these nodes hold, from slot 0 on, with a process on its way in each.
 fn seated(nodes: &[u64]) -> Roster {
     let now = Instant::now();
     let mut roster = Roster::default();
-    let slots = roster.reserve(now, nodes.len(), 1, &BTreeSet::new());
-    for (slot, node) in slots.into_iter().zip(nodes) {
-        let location = location(*node);
-        roster
-            .take(now, &Fact::Reserved { slot, location })
-            .unwrap();
+    roster.reserve(now, nodes.len(), 1, &BTreeSet::new());
+    for (slot, node) in (0..).zip(nodes) {
+        roster.take(now, &reserved(slot, *node)).unwrap();
     }
     roster
 }
 
+/// The first generation, of all seats whose process is ready.
+fn first(seats: &[&Seat]) -> Generation {
+    let number = ids::Generation(1);
+    let seats = seats.iter().copied();
+    Generation::new(number, String::new(), seats, None, ids::Generation(0))
+}
+
 fn table(generation: &Generation) -> Vec<(u32, u64, u64, u64)> {
     let members = generation.members().iter();
-    members
-        .map(|member| {
-            let Process { slot, incarnation } = member.process;
-            (
-                slot.0,
-                incarnation.0,
-                member.location.node.0,
-                member.since.0,
-            )
-        })
-        .collect()
+    let row = |member: &Member| {
+        let Process { slot, incarnation } = member.process;
+        let node = member.location.node.0;
+        (slot.0, incarnation.0, node, member.since.0)
+    };
+    members.map(row).collect()
+}
+
+fn members(generation: &Generation) -> Vec<(u32, u64)> {
+    let table = table(generation);
+    table.iter().map(|member| (member.0, member.1)).collect()
 }

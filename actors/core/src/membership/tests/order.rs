@@ -9,13 +9,8 @@ fn generation(
     previous: Option<&Generation>,
 ) -> Generation {
     let seats = slots.iter().map(|slot| &roster.seats()[*slot as usize]);
-    Generation::new(
-        ids::Generation(number),
-        String::new(),
-        seats,
-        previous,
-        ids::Generation(2),
-    )
+    let (number, committed) = (ids::Generation(number), ids::Generation(2));
+    Generation::new(number, String::new(), seats, previous, committed)
 }
 
 #[test]
@@ -38,10 +33,8 @@ fn new_processes_are_grouped_by_node_and_survivors_come_first() {
         let previous = generation(1, &roster, before, None);
         // The order in which seats are given does not matter.
         let given = roster.seats().iter().rev();
-        let order: Vec<u32> = arrange(Some(&previous), given)
-            .iter()
-            .map(|seat| seat.slot.0)
-            .collect();
+        let order = arrange(Some(&previous), given);
+        let order: Vec<u32> = order.iter().map(|seat| seat.slot.0).collect();
         assert_eq!(order, expected, "{nodes:?} after {before:?}");
     }
 }

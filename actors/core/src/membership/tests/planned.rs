@@ -5,60 +5,45 @@ use proptest::prelude::*;
 use super::*;
 
 fn limits(min: u32, max: u32) -> Limits {
-    Limits {
-        on_change: OnChange::Horovod,
-        ack_timeout: s(30),
-        ..Limits::elastic(min, max)
-    }
+    with(min, max, |it| {
+        it.on_change = OnChange::Horovod;
+        it.ack_timeout = s(30);
+    })
 }
 
+/// (slot, incarnation) of members, in rank order.
+type Members = Vec<(u32, u64)>;
+
 impl Bed {
-    /// (slot, incarnation) of the members, in rank order.
-    fn members(&self) -> Vec<(u32, u64)> {
-        let table = self.table();
-        table.iter().map(|member| (member.0, member.1)).collect()
+    /// A group whose members are there, and whose next processes come when they are said to.
+    fn planned(min: u32, max: u32, room: &[u32]) -> Self {
+        let mut bed = Self::up(limits(min, max), room);
+        bed.boots = false;
+        bed.news();
+        bed
     }
 
     /// (slot, incarnation) of each group for which processes were started.
-    fn plans(&self) -> Vec<Vec<(u32, u64)>> {
+    fn plans(&self) -> Vec<Members> {
         let plans = self.done.iter().filter_map(|action| match action {
-            Action::Plan(generation) => Some(table(generation)),
+            Action::Plan(generation) => Some(members(generation)),
             _ => None,
         });
-        plans
-            .map(|plan| plan.iter().map(|member| (member.0, member.1)).collect())
-            .collect()
-    }
-
-    fn stopped(&self) -> Vec<(u32, u64)> {
-        let stops = self.done.iter().filter_map(|action| match action {
-            Action::Stop { process, .. } => Some((process.slot.0, process.incarnation.0)),
-            _ => None,
-        });
-        stops.collect()
+        plans.collect()
     }
 
     fn asks_to_hold(&self) -> bool {
-        self.done
-            .iter()
-            .any(|action| matches!(action, Action::Hold { .. }))
-    }
-
-    fn boot(&mut self, slot: u32) {
-        self.ready(self.last(slot));
-        self.settle();
+        self.count(is_hold) > 0
     }
 }
 
 #[test]
 fn nobody_is_in_a_group_before_all_of_it_are_there() {
-    let mut bed = Bed::new(limits(1, 3), &[2, 1]);
-    bed.boots = false;
-    bed.settle();
+    let mut bed = Bed::slow(limits(1, 3), &[2, 1]);
     assert_eq!(bed.plans(), [[(0, 1), (1, 1), (2, 1)]]);
     bed.boot(2);
     bed.boot(0);
-    assert!(bed.membership.active().is_none());
+    assert!(bed.is_idle());
     bed.boot(1);
     assert_eq!(bed.members(), [(0, 1), (1, 1), (2, 1)]);
     assert!(!bed.asks_to_hold());
@@ -66,24 +51,16 @@ fn nobody_is_in_a_group_before_all_of_it_are_there() {
 
 #[test]
 fn survivors_go_on_at_once_and_hold_when_the_new_process_is_ready() {
-    let mut bed = Bed::up(limits(1, 3), &[3]);
-    bed.boots = false;
-    bed.news();
+    let mut bed = Bed::planned(1, 3, &[3]);
     bed.fail(0);
-    assert_eq!(
-        bed.members(),
-        [(1, 1), (2, 1)],
-        "two survivors, in their order"
-    );
+    // Two survivors, in their order. They work while it starts.
+    assert_eq!(bed.members(), [(1, 1), (2, 1)]);
     assert_eq!(bed.plans(), [[(1, 1), (2, 1), (0, 2)]]);
-    assert!(!bed.asks_to_hold(), "they work while it starts");
+    assert!(!bed.asks_to_hold());
     bed.boot(0);
+    // No member is in before all hold.
     assert!(bed.asks_to_hold());
-    assert_eq!(
-        bed.members(),
-        [(1, 1), (2, 1)],
-        "no member is in before all hold"
-    );
+    assert_eq!(bed.members(), [(1, 1), (2, 1)]);
     bed.hold(0);
     assert_eq!(bed.members(), [(1, 1), (2, 1), (0, 2)]);
     assert_eq!(bed.stopped(), []);
@@ -91,46 +68,40 @@ fn survivors_go_on_at_once_and_hold_when_the_new_process_is_ready() {
 
 #[test]
 fn a_loss_makes_a_plan_void_and_its_processes_are_started_again() {
-    let mut bed = Bed::up(limits(1, 3), &[3]);
-    bed.boots = false;
-    bed.news();
+    let mut bed = Bed::planned(1, 3, &[3]);
     bed.fail(2);
     assert_eq!(bed.plans(), [[(0, 1), (1, 1), (2, 2)]]);
     bed.fail(0);
     assert_eq!(bed.members(), [(1, 1)]);
-    assert_eq!(
-        bed.stopped(),
-        [(2, 2)],
-        "its ranks are of a group that can't be"
-    );
-    let plans = bed.plans();
-    assert_eq!(plans.last().unwrap(), &[(1, 1), (0, 2), (2, 3)]);
+    // Its ranks are of a group that can't be.
+    assert_eq!(bed.stopped(), [(2, 2)]);
+    let next = [(1, 1), (0, 2), (2, 3)];
+    assert_eq!(bed.plans().last().unwrap(), &next);
     bed.boot(0);
     bed.boot(2);
     bed.hold(0);
-    assert_eq!(bed.members(), [(1, 1), (0, 2), (2, 3)]);
-    let used = bed.membership.budget().without_progress();
-    assert_eq!(used, 2, "a process that was stopped has not failed");
+    assert_eq!(bed.members(), next);
+    assert_eq!(bed.restarts(), 2, "one that was stopped has not failed");
 }
 
 #[test]
 fn nothing_is_planned_before_the_processes_of_a_void_plan_have_ended() {
-    let mut bed = Bed::up(limits(1, 3), &[3]);
-    bed.boots = false;
+    let mut bed = Bed::planned(1, 3, &[3]);
     bed.fail(2);
     let successor = bed.last(2);
     bed.hung.insert(successor);
     bed.news();
     bed.fail(0);
-    assert_eq!(bed.members(), [(1, 1)], "the survivor does not wait");
+    // The survivor does not wait, and the seat stays where it is.
+    assert_eq!(bed.members(), [(1, 1)]);
     assert!(bed.plans().is_empty());
     let reserves = |action: &Action| matches!(action, Action::Reserve { .. });
-    assert!(!bed.done.iter().any(reserves), "the seat stays where it is");
+    assert_eq!(bed.count(reserves), 0);
     bed.then(exited(successor, Exit::Signal(9), ""));
     assert_eq!(bed.plans(), [[(1, 1), (0, 2), (2, 3)]]);
     // The end of another one is never seen.
     bed.hung.extend([bed.last(0), bed.last(2)]);
-    bed.then(failed(bed.last(0)));
+    bed.fail(0);
     bed.pass(s(19));
     assert_eq!(bed.plans().len(), 1);
     bed.pass(s(2));
@@ -139,8 +110,7 @@ fn nothing_is_planned_before_the_processes_of_a_void_plan_have_ended() {
 
 #[test]
 fn a_new_process_that_fails_costs_a_restart_and_no_member() {
-    let mut bed = Bed::up(limits(1, 2), &[2]);
-    bed.boots = false;
+    let mut bed = Bed::planned(1, 2, &[2]);
     bed.fail(1);
     // The first one is replaced at once, and others after pauses.
     for (failures, pause) in [(2, 0), (3, 1)] {
@@ -150,50 +120,30 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
         bed.pass(s(pause));
         assert_eq!(bed.plans().len(), plans + 1);
         assert_eq!(bed.members(), [(0, 1)]);
-        assert_eq!(bed.membership.budget().without_progress(), failures);
-        assert_eq!(bed.end(), None);
+        assert_eq!((bed.restarts(), bed.end()), (failures, None));
     }
     bed.fail(1);
     let (end, why) = bed.end().unwrap();
     assert_eq!(end, End::TooManyRestarts);
-    assert!(
-        why.starts_with("4 failures, allowed restarts: 3 (max_restarts)"),
-        "{why}"
-    );
+    let start = "4 failures, allowed restarts: 3 (max_restarts)";
+    assert!(why.starts_with(start), "{why}");
 }
 
 #[test]
-fn workers_that_return_without_a_word_have_done_their_work() {
-    let mut bed = Bed::up(limits(2, 2), &[2]);
-    bed.boots = false;
+fn workers_that_return_before_they_have_met_have_done_their_work() {
+    let mut bed = Bed::slow(limits(2, 2), &[2]);
     for process in [bed.last(0), bed.last(1)] {
-        bed.then(exited(process, Exit::Code(0), ""));
+        bed.then(returned(process));
     }
-    assert_eq!(bed.end().unwrap().0, End::Succeeded);
-
-    let mut bed = Bed::new(limits(2, 2), &[2]);
-    bed.boots = false;
-    bed.settle();
-    for process in [bed.last(0), bed.last(1)] {
-        bed.then(exited(process, Exit::Code(0), ""));
-    }
-    assert_eq!(bed.end().unwrap().0, End::Succeeded);
+    assert_eq!(bed.how(), Some(End::Succeeded));
 }
 
 #[test]
 fn members_that_can_not_go_on_without_a_loss_meet_again() {
-    let mut bed = Bed::up(limits(1, 2), &[2]);
-    let generation = bed.active().number();
-    bed.then(Fact::Broken {
-        generation,
-        culprit: None,
-        why: "a link".to_owned(),
-    });
-    assert_eq!(
-        bed.number(),
-        1,
-        "the loss behind it may be heard of in a moment"
-    );
+    let mut bed = Bed::planned(1, 2, &[2]);
+    bed.breaks(None, "a link");
+    // The loss behind it may be heard of in a moment.
+    assert_eq!(bed.number(), 1);
     bed.pass(s(1));
     assert_eq!((bed.number(), bed.members()), (2, vec![(0, 1), (1, 1)]));
     assert_eq!(bed.stopped(), []);
@@ -201,10 +151,8 @@ fn members_that_can_not_go_on_without_a_loss_meet_again() {
 
 #[test]
 fn a_member_that_never_asks_is_stopped_in_time() {
-    let mut bed = Bed::up(limits(1, 3), &[1, 1, 1]);
-    bed.boots = false;
-    let hung = bed.last(1);
-    bed.hung.insert(hung);
+    let mut bed = Bed::planned(1, 3, &[1, 1, 1]);
+    bed.hung.insert(bed.last(1));
     bed.fail(2);
     bed.pass(s(29));
     assert_eq!(bed.stopped(), []);
@@ -215,32 +163,21 @@ fn a_member_that_never_asks_is_stopped_in_time() {
 
 #[test]
 fn too_few_survivors_wait_for_new_processes() {
-    let mut bed = Bed::up(limits(2, 2), &[2]);
-    bed.boots = false;
+    let mut bed = Bed::planned(2, 2, &[2]);
     bed.fail(0);
-    assert!(bed.membership.active().is_none());
-    assert_eq!(bed.plans().last().unwrap(), &[(1, 1), (0, 2)]);
+    assert!(bed.is_idle());
+    // The survivor has the state.
+    assert_eq!(bed.plans(), [[(1, 1), (0, 2)]]);
     bed.boot(0);
-    assert_eq!(
-        bed.members(),
-        [(1, 1), (0, 2)],
-        "the survivor has the state"
-    );
+    assert_eq!(bed.members(), [(1, 1), (0, 2)]);
 }
 
 #[test]
 fn a_job_that_lost_all_members_begins_anew() {
     let mut bed = Bed::up(limits(1, 2), &[2]);
-    let processes = [bed.last(0), bed.last(1)];
-    bed.now += ms(1);
-    bed.steps(processes.map(failed));
-    bed.settle();
+    bed.all([bed.last(0), bed.last(1)].map(failed));
     assert_eq!(bed.members(), [(0, 2), (1, 2)]);
-    assert_eq!(
-        bed.membership.budget().without_progress(),
-        1,
-        "one is the echo of the other"
-    );
+    assert_eq!(bed.restarts(), 1, "one is the echo of the other");
 }
 
 #[test]
@@ -255,11 +192,8 @@ fn a_node_that_leaves_goes_when_the_others_hold() {
 
 #[test]
 fn a_node_that_joins_gets_a_process_before_anybody_holds() {
-    let mut bed = Bed::up(limits(1, 2), &[1]);
-    bed.boots = false;
-    bed.news();
-    bed.room.insert(2, 1);
-    bed.then(Fact::Offered);
+    let mut bed = Bed::planned(1, 2, &[1]);
+    bed.offer(2, 1);
     assert_eq!(bed.plans(), [[(0, 1), (1, 1)]]);
     bed.pass(s(20));
     assert!(!bed.asks_to_hold());
@@ -271,38 +205,28 @@ fn a_node_that_joins_gets_a_process_before_anybody_holds() {
 
 #[test]
 fn a_member_that_returns_ends_all_changes() {
-    let mut bed = Bed::up(limits(1, 3), &[2]);
-    let process = bed.last(0);
-    bed.then(exited(process, Exit::Code(0), ""));
-    bed.room.insert(2, 1);
-    bed.then(Fact::Offered);
+    let mut bed = Bed::planned(1, 3, &[2]);
+    bed.then(returned(bed.last(0)));
+    bed.offer(2, 1);
     bed.pass(s(5));
-    assert_eq!(bed.plans().len(), 1);
-    let process = bed.last(1);
-    bed.then(exited(process, Exit::Code(0), ""));
-    assert_eq!(bed.end().unwrap().0, End::Succeeded);
+    assert!(bed.plans().is_empty());
+    bed.then(returned(bed.last(1)));
+    assert_eq!(bed.how(), Some(End::Succeeded));
 }
 
 #[test]
 fn a_unit_of_a_host_is_in_a_group_as_a_whole() {
-    let unit = Limits {
-        per_host: 2,
-        ..limits(2, 4)
-    };
+    let mut unit = limits(2, 4);
+    unit.per_host = 2;
     // One node has both units here: the bed does not mind.
     let mut bed = Bed::up(unit, &[4]);
     bed.boots = false;
     bed.fail(1);
     assert_eq!(bed.members(), [(2, 1), (3, 1)]);
-    assert_eq!(
-        bed.stopped(),
-        [(0, 1)],
-        "its neighbour can't go on without it"
-    );
-    assert_eq!(
-        bed.plans().last().unwrap(),
-        &[(2, 1), (3, 1), (0, 2), (1, 2)]
-    );
+    // Its neighbour can't go on without it.
+    assert_eq!(bed.stopped(), [(0, 1)]);
+    let next = [(2, 1), (3, 1), (0, 2), (1, 2)];
+    assert_eq!(bed.plans().last().unwrap(), &next);
 }
 
 /// Something that happens in a random run. Slots and nodes are taken modulo those there are.
@@ -349,23 +273,11 @@ impl Bed {
             Chance::Arrive(slot) => {
                 let booting = |process: &Process| in_state(*process, &[State::Booting]);
                 if let Some(process) = at(slot).filter(booting) {
-                    self.ready(process);
-                    self.settle();
+                    self.boot(process.slot.0);
                 }
             }
-            Chance::Hold if self.membership.active().is_some() => self.hold(0),
-            Chance::Break => {
-                if let Some(active) = self.membership.active() {
-                    let generation = active.number();
-                    let why = "a link".to_owned();
-                    let culprit = None;
-                    self.then(Fact::Broken {
-                        generation,
-                        culprit,
-                        why,
-                    });
-                }
-            }
+            Chance::Hold if !self.is_idle() => self.hold(0),
+            Chance::Break if !self.is_idle() => self.breaks(None, "a link"),
             Chance::LoseNode(node) => {
                 self.room.remove(&node);
                 self.then(node_lost(node, self.now));
@@ -374,12 +286,9 @@ impl Bed {
                 self.room.remove(&node);
                 self.then(drain(node));
             }
-            Chance::Join(node) => {
-                self.room.insert(node, 2);
-                self.then(Fact::Offered);
-            }
+            Chance::Join(node) => self.offer(node, 2),
             Chance::Pass(time) => self.pass(ms(time)),
-            Chance::Hold => {}
+            Chance::Hold | Chance::Break => {}
         }
     }
 }
@@ -392,13 +301,9 @@ proptest! {
         chances in prop::collection::vec(chance(), 1..80),
         min in 1..3_u32,
     ) {
-        let limits = Limits {
-            restarts_without_progress: 1000,
-            ..limits(min, 4)
-        };
-        let mut bed = Bed::new(limits, &[2, 1]);
-        bed.boots = false;
-        bed.settle();
+        let mut limits = limits(min, 4);
+        limits.restarts_without_progress = 1000;
+        let mut bed = Bed::slow(limits, &[2, 1]);
         let mut plan: Option<Arc<Generation>> = None;
         let mut last: Option<Arc<Generation>> = None;
         for chance in chances {
@@ -407,12 +312,9 @@ proptest! {
                 match action {
                     Action::Plan(generation) => plan = Some(generation),
                     Action::Active(generation) => {
-                        let members = |group: &Generation| -> Vec<Process> {
-                            group.members().iter().map(|member| member.process).collect()
-                        };
                         let now = members(&generation);
                         let before = last.as_deref().map(members).unwrap_or_default();
-                        let (old, new): (Vec<Process>, Vec<Process>) =
+                        let (old, new): (Members, Members) =
                             now.iter().partition(|process| before.contains(process));
                         prop_assert_eq!([&old[..], &new[..]].concat(), now.clone());
                         let mut order = before.clone();

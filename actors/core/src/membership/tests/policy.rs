@@ -31,29 +31,20 @@ impl Case {
         let mut case = Self::booting(limits, nodes);
         let slots: Vec<u32> = (0..nodes.len() as u32).collect();
         case.ready(&slots);
-        let seats = arrange(None, case.roster.live());
-        let generation = Generation::new(
-            ids::Generation(1),
-            String::new(),
-            seats,
-            None,
-            ids::Generation(0),
-        );
+        let generation = first(&arrange(None, case.roster.live()));
         case.roster.activate(case.now, &generation);
         case.budget.formed(false);
         case.previous = Some(generation);
         case
     }
 
+    fn reserve(&mut self, count: usize) -> Vec<Slot> {
+        self.roster.reserve(self.now, count, 1, &BTreeSet::new())
+    }
+
     fn add(&mut self, nodes: &[u64]) {
-        for (slot, node) in self
-            .roster
-            .reserve(self.now, nodes.len(), 1, &BTreeSet::new())
-            .into_iter()
-            .zip(nodes)
-        {
-            let location = location(*node);
-            self.take(Fact::Reserved { slot, location });
+        for (slot, node) in self.reserve(nodes.len()).into_iter().zip(nodes) {
+            self.take(reserved(slot.0, *node));
         }
     }
 
@@ -65,8 +56,7 @@ impl Case {
     fn ready(&mut self, slots: &[u32]) {
         for slot in slots {
             let process = self.roster.seats()[*slot as usize].process();
-            let addresses = [].into();
-            self.take(Fact::Ready { process, addresses });
+            self.take(ready(process));
         }
     }
 
@@ -75,35 +65,46 @@ impl Case {
         for slot in slots {
             self.take(failed(process(*slot, 1)));
         }
+        self.idle();
+    }
+
+    /// No generation is active any more, or its members hold.
+    fn idle(&mut self) {
         self.budget.idle(self.now, "lost");
     }
 
-    fn drain(&mut self, node: u64) {
-        self.take(drain(node));
+    /// The first host has a failure, and cools down.
+    fn cools(&mut self) {
+        self.limits.cooldown = Some(s(10)..=s(10));
+        let (now, host) = (self.now, host(1));
+        self.budget
+            .failed(now, &self.limits, now, Some(&host), "failure");
     }
 
     /// Nobody has room for more.
     fn full(&mut self) {
-        let slot = self.roster.reserve(self.now, 1, 1, &BTreeSet::new())[0];
-        self.take(Fact::Refused {
-            slot,
-            why: "full".to_owned(),
-        });
+        let slot = self.reserve(1)[0];
+        self.take(refused(slot));
+    }
+
+    /// Until when the job waits for a group.
+    fn deadline(&self) -> Instant {
+        self.budget.idle_since().unwrap() + s(30)
     }
 
     fn decide(&self) -> Decision {
-        let Self {
-            now,
-            limits,
-            roster,
-            budget,
-            previous,
-        } = self;
-        decide(*now, roster, limits, budget, previous.as_ref(), None)
+        let previous = self.previous.as_ref();
+        let (limits, roster) = (&self.limits, &self.roster);
+        decide(self.now, roster, limits, &self.budget, previous, None)
     }
 
     fn choice(&self) -> Choice {
         self.decide().choice
+    }
+
+    fn decides(&self, expected: Choice, why: &str) {
+        let Decision { choice, reason } = self.decide();
+        assert_eq!((choice, reason.as_str()), (expected, why));
     }
 
     fn ends(&self, expected: End, words: &[&str]) {
@@ -115,8 +116,15 @@ impl Case {
     }
 }
 
+/// A group of these slots, whose first processes are in it.
 fn form(slots: &[u32]) -> Choice {
     Choice::Form(slots.iter().map(|slot| process(*slot, 1)).collect())
+}
+
+/// A group of these slots and incarnations.
+fn group(processes: &[(u32, u64)]) -> Choice {
+    let processes = processes.iter();
+    Choice::Form(processes.map(|(slot, nth)| process(*slot, *nth)).collect())
 }
 
 fn ask(purpose: Purpose, count: usize) -> Choice {
@@ -125,11 +133,7 @@ fn ask(purpose: Purpose, count: usize) -> Choice {
 
 #[test]
 fn a_job_asks_for_its_most_and_its_spares() {
-    let limits = Limits {
-        spares: 2,
-        ..Limits::elastic(2, 4)
-    };
-    let mut case = Case::booting(limits, &[]);
+    let mut case = Case::booting(with(2, 4, |it| it.spares = 2), &[]);
     assert_eq!(case.choice(), ask(Purpose::Grow, 4));
     case.add(&[1, 1, 2]);
     assert_eq!(case.choice(), ask(Purpose::Grow, 1));
@@ -152,9 +156,7 @@ fn after_a_refusal_only_seats_that_are_held_are_used() {
     case.lose(&[0]);
     assert_eq!(case.choice(), ask(Purpose::Replace, 1));
     // A cool-down takes the seat away, and its end gives it back.
-    case.limits.cooldown = Some(s(10)..=s(10));
-    case.budget
-        .failed(case.now, &case.limits, case.now, Some(&host(1)), "failure");
+    case.cools();
     assert_eq!(case.choice(), form(&[1, 2]));
     case.now += s(10);
     assert_eq!(case.choice(), ask(Purpose::Replace, 2));
@@ -163,7 +165,7 @@ fn after_a_refusal_only_seats_that_are_held_are_used() {
 #[test]
 fn the_first_group_waits_for_others_on_their_way_for_the_join_window() {
     let mut case = Case::booting(Limits::elastic(2, 3), &[1, 1, 2]);
-    let deadline = case.budget.idle_since().unwrap() + s(30);
+    let deadline = case.deadline();
     case.ready(&[0]);
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
     let window = case.now + s(1);
@@ -175,18 +177,10 @@ fn the_first_group_waits_for_others_on_their_way_for_the_join_window() {
     assert_eq!(case.choice(), form(&[0, 2]));
     case.ready(&[1]);
     assert_eq!(case.choice(), form(&[0, 1, 2]));
-}
-
-#[test]
-fn the_first_group_waits_no_longer_than_the_start_timeout() {
-    let mut case = Case::booting(
-        Limits {
-            join_window: s(60),
-            ..Limits::elastic(1, 2)
-        },
-        &[1, 1],
-    );
-    let deadline = case.budget.idle_since().unwrap() + s(30);
+    // No longer than the start timeout.
+    let limits = with(1, 2, |it| it.join_window = s(60));
+    let mut case = Case::booting(limits, &[1, 1]);
+    let deadline = case.deadline();
     case.ready(&[0]);
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
     case.now = deadline;
@@ -196,19 +190,14 @@ fn the_first_group_waits_no_longer_than_the_start_timeout() {
 #[test]
 fn below_the_minimum_the_job_waits_for_the_start_timeout_and_ends() {
     let mut case = Case::booting(Limits::elastic(2, 2), &[1, 2]);
-    let deadline = case.budget.idle_since().unwrap() + s(30);
+    let deadline = case.deadline();
     case.ready(&[0]);
     case.now = deadline.checked_sub(ms(1)).unwrap();
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
     case.now = deadline;
-    case.ends(
-        End::BelowMin,
-        &[
-            "ready processes: 1; needed are at least 2 (min_workers)",
-            "start timeout of 30 s",
-            "late: process 1 of slot 1 on h2",
-        ],
-    );
+    let why = "ready processes: 1; needed are at least 2 (min_workers), and no more came within the start timeout of 30 s; \
+               late: process 1 of slot 1 on h2";
+    case.ends(End::BelowMin, &[why]);
 }
 
 #[test]
@@ -216,20 +205,13 @@ fn a_group_shrinks_at_once_and_takes_whoever_is_ready() {
     let mut case = Case::active(Limits::elastic(2, 3), &[1, 1, 2]);
     case.lose(&[0]);
     case.full();
-    case.limits.cooldown = Some(s(10)..=s(10));
-    case.budget
-        .failed(case.now, &case.limits, case.now, Some(&host(1)), "failure");
-    let Decision { choice, reason } = case.decide();
-    assert_eq!(choice, form(&[1, 2]));
-    assert_eq!(
-        reason,
-        "3 -> 2 members: rank 0 (process 1 of slot 0 on h1) is lost: exit code 1: boom"
-    );
+    case.cools();
+    let why = "3 -> 2 members: rank 0 (process 1 of slot 0 on h1) is lost: exit code 1: boom";
+    case.decides(form(&[1, 2]), why);
     // A spare takes the place, behind the survivors.
     case.add(&[3]);
     case.ready(&[0]);
-    let group = [process(1, 1), process(2, 1), process(0, 2)];
-    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+    assert_eq!(case.choice(), group(&[(1, 1), (2, 1), (0, 2)]));
 }
 
 #[test]
@@ -256,7 +238,7 @@ fn an_intact_group_grows_at_a_commit_and_after_the_join_window() {
     case.ready(&[3]);
     assert_eq!(case.choice(), Choice::Hold);
     // They hold.
-    case.budget.idle(case.now, "lost");
+    case.idle();
     assert_eq!(case.choice(), form(&[0, 1, 2, 3]));
     // The one that was to join is gone: they go on all the same.
     case.take(failed(process(2, 1)));
@@ -267,27 +249,15 @@ fn an_intact_group_grows_at_a_commit_and_after_the_join_window() {
 
 #[test]
 fn a_group_never_grows_beyond_its_maximum_or_its_filters() {
-    let mut case = Case::active(
-        Limits {
-            spares: 2,
-            ..Limits::elastic(1, 2)
-        },
-        &[1, 1],
-    );
+    let mut case = Case::active(with(1, 2, |it| it.spares = 2), &[1, 1]);
     case.add(&[2, 2]);
     case.ready(&[2, 3]);
     assert_eq!(case.choice(), Choice::Keep);
-    case.budget.idle(case.now, "lost");
+    case.idle();
     assert_eq!(case.choice(), form(&[0, 1]));
 
     let filters = vec![Filter::DivisibleBy(2)];
-    let mut case = Case::active(
-        Limits {
-            filters,
-            ..Limits::elastic(1, 4)
-        },
-        &[1, 1],
-    );
+    let mut case = Case::active(with(1, 4, |it| it.filters = filters), &[1, 1]);
     case.add(&[2, 2]);
     case.ready(&[2]);
     case.now += s(1);
@@ -299,13 +269,7 @@ fn a_group_never_grows_beyond_its_maximum_or_its_filters() {
 #[test]
 fn a_filter_may_leave_too_few_and_never_leaves_out_all_who_have_the_state() {
     let filters = vec![Filter::WholeHosts(2)];
-    let mut case = Case::active(
-        Limits {
-            filters,
-            ..Limits::elastic(2, 4)
-        },
-        &[1, 1],
-    );
+    let mut case = Case::active(with(2, 4, |it| it.filters = filters), &[1, 1]);
     case.add(&[2, 2]);
     case.ready(&[2, 3]);
     case.lose(&[0]);
@@ -313,29 +277,27 @@ fn a_filter_may_leave_too_few_and_never_leaves_out_all_who_have_the_state() {
     assert_eq!(case.choice(), ask(Purpose::Replace, 1));
     case.roster.boot(case.now, Slot(0));
     // Node 2 is whole, and has nobody with the state.
-    let deadline = case.budget.idle_since().unwrap() + s(30);
+    let deadline = case.deadline();
     let Decision { choice, reason } = case.decide();
     assert_eq!(choice, Choice::WaitUntil(deadline));
     assert!(reason.contains("of which too few fit together"), "{reason}");
     case.ready(&[0]);
-    let group = [(1, 1), (0, 2), (2, 1), (3, 1)];
-    let group = group.map(|(slot, incarnation)| process(slot, incarnation));
-    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+    assert_eq!(case.choice(), group(&[(1, 1), (0, 2), (2, 1), (3, 1)]));
 }
 
 #[test]
 fn who_leaves_stays_until_there_are_enough_without_it() {
     let mut case = Case::active(Limits::elastic(2, 3), &[1, 2, 3]);
-    case.drain(2);
+    case.take(drain(2));
     assert_eq!(case.choice(), ask(Purpose::Replace, 1));
     case.full();
     // Enough without it.
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now, "lost");
+    case.idle();
     assert_eq!(case.choice(), form(&[0, 2]));
 
     let mut case = Case::active(Limits::elastic(3, 3), &[1, 2, 3]);
-    case.drain(1);
+    case.take(drain(1));
     case.full();
     assert_eq!(case.choice(), Choice::Keep);
     case.take(Fact::Offered);
@@ -344,7 +306,7 @@ fn who_leaves_stays_until_there_are_enough_without_it() {
     assert_eq!(case.choice(), Choice::Keep);
     case.ready(&[3]);
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now, "lost");
+    case.idle();
     assert_eq!(case.choice(), form(&[1, 2, 3]));
     // Before they held, another one was lost: the one that leaves is needed again.
     case.lose(&[1]);
@@ -355,25 +317,19 @@ fn who_leaves_stays_until_there_are_enough_without_it() {
 #[test]
 fn the_last_with_the_state_hands_it_over_before_it_leaves() {
     let mut case = Case::active(Limits::elastic(1, 2), &[1, 1]);
-    case.drain(1);
+    case.take(drain(1));
     case.add(&[2, 2]);
     case.ready(&[2]);
     case.now += s(1);
     // The one that is new joins one that leaves; there is room for no more.
     assert_eq!(case.choice(), Choice::Hold);
-    case.budget.idle(case.now, "lost");
+    case.idle();
     assert_eq!(case.choice(), form(&[0, 2]));
 }
 
 #[test]
 fn nobody_left_is_an_error_unless_a_commit_outlives_them() {
-    let mut case = Case::active(
-        Limits {
-            restarts_without_progress: 9,
-            ..Limits::elastic(1, 2)
-        },
-        &[1, 2],
-    );
+    let mut case = Case::active(with(1, 2, |it| it.restarts_without_progress = 9), &[1, 2]);
     case.budget.committed(ids::Generation(1), 7, Kept::Made);
     case.lose(&[0, 1]);
     let words = [
@@ -386,20 +342,14 @@ fn nobody_left_is_an_error_unless_a_commit_outlives_them() {
     assert_eq!(case.choice(), ask(Purpose::Replace, 2));
     case.add(&[3, 3]);
     case.ready(&[0, 1]);
-    let group = [process(0, 2), process(1, 2)];
-    assert_eq!(case.choice(), Choice::Form(group.to_vec()));
+    assert_eq!(case.choice(), group(&[(0, 2), (1, 2)]));
 }
 
 #[test]
 fn the_limit_of_resets_is_horovods() {
     // 1: the second change ends the job.
-    let mut case = Case::active(
-        Limits {
-            max_resets: Some(1),
-            ..Limits::elastic(1, 3)
-        },
-        &[1, 2, 3],
-    );
+    let limits = |max, resets| with(1, max, |it| it.max_resets = Some(resets));
+    let mut case = Case::active(limits(3, 1), &[1, 2, 3]);
     case.lose(&[0]);
     assert_eq!(case.choice(), ask(Purpose::Replace, 1));
     case.add(&[4]);
@@ -410,23 +360,13 @@ fn the_limit_of_resets_is_horovods() {
     case.now += s(5);
     assert_eq!(case.choice(), Choice::Keep);
     case.lose(&[1]);
-    case.ends(
-        End::ResetLimit,
-        &["changes of the membership: 1, which is the limit (max_resets)"],
-    );
+    let why = "changes of the membership: 1, which is the limit (max_resets)";
+    case.ends(End::ResetLimit, &[why]);
     // 0: the first one does.
-    let mut case = Case::active(
-        Limits {
-            max_resets: Some(0),
-            ..Limits::elastic(1, 2)
-        },
-        &[1, 2],
-    );
+    let mut case = Case::active(limits(2, 0), &[1, 2]);
     case.lose(&[1]);
-    case.ends(
-        End::ResetLimit,
-        &["(max_resets), and rank 1 (process 1 of slot 1 on h2) is lost: exit code 1: boom"],
-    );
+    let why = "(max_resets), and rank 1 (process 1 of slot 1 on h2) is lost: exit code 1: boom";
+    case.ends(End::ResetLimit, &[why]);
 }
 
 #[test]
@@ -437,11 +377,7 @@ fn a_job_that_may_not_change_any_more_gives_back_the_room_of_each_lost_process()
         // One that may change starts the next process there.
         (Some(2), ask(Purpose::Replace, 1)),
     ] {
-        let limits = Limits {
-            per_host: 2,
-            max_resets,
-            ..Limits::elastic(2, 4)
-        };
+        let limits = with(2, 4, |it| (it.per_host, it.max_resets) = (2, max_resets));
         let mut case = Case::active(limits, &[1, 1, 2, 2]);
         case.lose(&[1]);
         case.budget.formed(false);
@@ -456,32 +392,20 @@ fn a_job_that_may_not_change_any_more_gives_back_the_room_of_each_lost_process()
 #[test]
 fn members_that_return_end_the_job_and_freeze_it() {
     let mut case = Case::active(Limits::elastic(1, 3), &[1, 2]);
-    let code = |slot| exited(process(slot, 1), Exit::Code(0), "");
+    let code = |slot| returned(process(slot, 1));
     case.take(code(0));
-    let Decision { choice, reason } = case.decide();
-    assert_eq!(
-        (choice, reason.as_str()),
-        (Choice::Keep, "members that have returned: 1 of 2")
-    );
+    case.decides(Choice::Keep, "members that have returned: 1 of 2");
     let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
     other.take(code(0));
     other.lose(&[1]);
-    other.ends(
-        End::Lost,
-        &["rank 1", "boom; members that have returned already: 1"],
-    );
+    let words = ["rank 1", "boom; members that have returned already: 1"];
+    other.ends(End::Lost, &words);
     // Nobody is lost, and the rest waits for what has returned.
     let mut other = Case::active(Limits::elastic(1, 3), &[1, 2]);
     other.take(code(0));
-    other.budget.idle(other.now, "lost");
-    let Decision { choice, reason } = other.decide();
-    assert_eq!(
-        (choice, reason.as_str()),
-        (
-            Choice::End(End::Lost),
-            "members that have returned already: 1, so that the rest can't go on"
-        )
-    );
+    other.idle();
+    let why = "members that have returned already: 1, so that the rest can't go on";
+    other.decides(Choice::End(End::Lost), why);
     case.take(code(1));
     case.ends(End::Succeeded, &["all members have returned: 2"]);
 }
@@ -494,14 +418,11 @@ fn half_of_the_members_unseen_are_a_reason_to_wait() {
         let mut case = Case::active(Limits::elastic(1, nodes.len() as u32), &nodes);
         let fenced = case.now + s(3);
         case.take(node_lost(2, fenced));
-        case.budget.idle(case.now, "lost");
+        case.idle();
         case.full();
         let group: Vec<u32> = (0..stay as u32).collect();
-        let expected = if at_once {
-            form(&group)
-        } else {
-            Choice::WaitUntil(fenced)
-        };
+        let wait = Choice::WaitUntil(fenced);
+        let expected = if at_once { form(&group) } else { wait };
         assert_eq!(case.choice(), expected, "{stay} and {silent}");
         case.now = fenced;
         assert_eq!(case.choice(), form(&group), "{stay} and {silent}");
@@ -510,31 +431,18 @@ fn half_of_the_members_unseen_are_a_reason_to_wait() {
 
 #[test]
 fn with_nobody_left_each_that_runs_unseen_is_a_reason_to_wait() {
-    let mut case = Case::active(
-        Limits {
-            restarts_without_progress: 9,
-            ..Limits::elastic(1, 2)
-        },
-        &[1, 1],
-    );
+    let mut case = Case::active(with(1, 2, |it| it.restarts_without_progress = 9), &[1, 1]);
     case.budget.committed(ids::Generation(1), 1, Kept::Durable);
     case.lose(&[0]);
     let late = Loss::Late("late".to_owned());
     case.roster.give_up(case.now, process(1, 1), late);
     case.add(&[2, 2]);
     case.ready(&[0, 1]);
-    let deadline = case.budget.idle_since().unwrap() + s(30);
+    let deadline = case.deadline();
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
-    let mut seen = Case {
-        roster: case.roster.clone(),
-        budget: case.budget.clone(),
-        previous: case.previous.clone(),
-        ..case
-    };
-    seen.now = deadline;
-    seen.ends(End::BelowMin, &["1 of 2 members may still run unseen"]);
+    case.now = deadline;
+    case.ends(End::BelowMin, &["1 of 2 members may still run unseen"]);
     // Its node says that it has ended.
-    assert!(seen.roster.take(seen.now, &failed(process(1, 1))).is_err());
-    let group = [process(0, 2), process(1, 2)];
-    assert_eq!(seen.choice(), Choice::Form(group.to_vec()));
+    assert!(case.roster.take(case.now, &failed(process(1, 1))).is_err());
+    assert_eq!(case.choice(), group(&[(0, 2), (1, 2)]));
 }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use kolo_wire::ids::{Incarnation, Slot};
+use kolo_wire::ids::{Incarnation, JobId, Slot};
 use kolo_wire::{Exit, RankFailure, StartWorkers};
 
-use super::{Colocator, Entry, MAX_WAIT, SlotState};
+use super::entry::{Entry, Slots};
+use super::{MAX_WAIT, SlotState};
 use crate::agent::{
     Action, AgentCore, Barrier, ByRank, Departure, Event, MapStore, MonitorResult, Rendezvous,
     RendezvousError, RendezvousHandler, RoleInstance, SpecError, Store, WorkerFailure, WorkerGroup,
@@ -25,7 +26,7 @@ type Process = (Slot, Incarnation);
 
 /// The head's words about the groups of a job, as a rendezvous. The node looks for answers after each event, so that nobody is woken.
 #[derive(Debug, Default)]
-pub struct HeadRendezvous {
+pub(super) struct HeadRendezvous {
     /// A group that the head has published, until the agent joins it.
     next: Option<Rendezvous>,
     /// The head, or this node, ends a worker of the present group: all of it is to end.
@@ -120,12 +121,39 @@ impl NodeAgent {
         })
     }
 
+    /// The workers here, as torchelastic's agents see them: [`WorkerState::Init`] before the first start, [`WorkerState::Stopped`]
+    /// between two groups, [`WorkerState::Unknown`] after an end that nobody saw.
+    pub(super) fn group(&self) -> &WorkerGroup<HeadRendezvous> {
+        self.core.group()
+    }
+
     fn is_over(&self) -> bool {
         matches!(self.awaits, Action::Finish(_))
     }
 
-    /// The head has published a group.
-    fn publish(&mut self, start: &StartWorkers) {
+    /// The group of the agent is started or runs.
+    fn runs(&self) -> bool {
+        matches!(self.awaits, Action::Start | Action::Monitor { .. })
+    }
+
+    /// The head has published a group, whose processes are started.
+    pub(super) fn publish(agent: &mut Option<Self>, now: Instant, start: &StartWorkers) {
+        let is_known = |agent: &Self| agent.group().round >= start.generation.0;
+        if !start.starts_anew() || agent.as_ref().is_some_and(is_known) {
+            return;
+        }
+        // An agent that has lost track of its workers has ended. This is another one.
+        agent.take_if(|agent| agent.is_over());
+        if agent.is_none() {
+            *agent = Self::new(now, start);
+        }
+        if let Some(agent) = agent {
+            agent.comes(start);
+        }
+    }
+
+    /// The next group is published.
+    fn comes(&mut self, start: &StartWorkers) {
         let mut slots: Vec<_> = start.slots.iter().collect();
         slots.sort_by_key(|slot| slot.member.local_rank);
         let workers = slots.iter().map(|slot| WorkerRanks {
@@ -191,150 +219,101 @@ impl NodeAgent {
             MonitorResult::of(WorkerState::Healthy)
         }
     }
-}
-
-fn number(text: Option<&String>) -> u32 {
-    text.and_then(|text| text.parse().ok()).unwrap_or_default()
-}
-
-impl Colocator {
-    /// The workers here of a job that is started anew at each change, as torchelastic's agents see them: [`WorkerState::Init`]
-    /// before the first start, [`WorkerState::Stopped`] between two groups, [`WorkerState::Unknown`] after an end that nobody saw.
-    #[must_use]
-    pub fn worker_group(&self) -> Option<&WorkerGroup<HeadRendezvous>> {
-        self.agent.as_ref().map(|agent| agent.core.group())
-    }
-
-    /// The head has published a group, whose processes are started.
-    pub(super) fn publish(&mut self, now: Instant, start: &StartWorkers) {
-        let group = self.worker_group();
-        if !start.starts_anew() || group.is_some_and(|group| group.round >= start.generation.0) {
-            return;
-        }
-        // An agent that has lost track of its workers has ended. This is another one.
-        self.agent.take_if(|agent| agent.is_over());
-        if self.agent.is_none() {
-            self.agent = NodeAgent::new(now, start);
-        }
-        if let Some(agent) = &mut self.agent {
-            agent.publish(start);
-        }
-    }
 
     /// A worker of the group is to end, so that the group is over. False if there is no group that runs.
     pub(super) fn ends_group(&mut self, process: Process, why: &str) -> bool {
-        let Some(agent) = &mut self.agent else {
-            return false;
-        };
-        let runs = matches!(agent.awaits, Action::Start | Action::Monitor { .. });
-        let ends = runs && agent.members.contains(&process);
+        let ends = self.runs() && self.members.contains(&process);
         if ends {
-            why.clone_into(&mut agent.why);
-            agent.core.handler().is_over = true;
+            why.clone_into(&mut self.why);
+            self.core.handler().is_over = true;
         }
         ends
     }
 
     /// A worker has ended. `expected`: it was to end.
     pub(super) fn has_ended(&mut self, process: Process, failure: &RankFailure, expected: bool) {
-        let Some(agent) = &mut self.agent else {
-            return;
-        };
-        let is_member = agent.members.contains(&process);
-        if !is_member && !agent.next.contains(&process) {
+        let is_member = self.members.contains(&process);
+        if !is_member && !self.next.contains(&process) {
             return;
         }
-        agent.exits.insert(process, (failure.exit, expected));
-        let runs = matches!(agent.awaits, Action::Start | Action::Monitor { .. });
-        if is_member && runs && (expected || !failure.exit.is_success()) {
-            agent.why = format!("rank {} has ended: {}", failure.rank, failure.exit);
+        self.exits.insert(process, (failure.exit, expected));
+        if is_member && self.runs() && (expected || !failure.exit.is_success()) {
+            self.why = format!("rank {} has ended: {}", failure.rank, failure.exit);
             // One that was told to end is no failure, but the group is over all the same.
-            agent.core.handler().is_over |= expected;
+            self.core.handler().is_over |= expected;
         }
     }
 
     /// The job ends here.
-    pub(super) fn end_agent(&mut self, now: Instant, reason: &str) {
-        if let Some(agent) = self.agent.as_mut().filter(|agent| !agent.is_over()) {
-            reason.clone_into(&mut agent.why);
-            agent.awaits = agent.core.step(now, Event::End(reason.to_owned()));
+    pub(super) fn end(&mut self, now: Instant, reason: &str) {
+        if !self.is_over() {
+            reason.clone_into(&mut self.why);
+            self.awaits = self.core.step(now, Event::End(reason.to_owned()));
         }
     }
 
-    /// Tells the agent what it waits for, and does what it wants.
-    pub(super) fn attend(&mut self, now: Instant, outputs: &mut Vec<Output>) {
-        while let Some(event) = self.agent_event()
-            && let Some(agent) = &mut self.agent
-        {
-            agent.awaits = agent.core.step(now, event);
-            match agent.awaits {
+    /// Hears what it waits for, if that has come. The processes that are to be stopped then, and why.
+    pub(super) fn attend(&mut self, now: Instant, slots: &Slots) -> Option<(Vec<Process>, String)> {
+        while let Some(event) = self.event(slots) {
+            self.awaits = self.core.step(now, event);
+            match self.awaits {
                 // They are started already: each when the older process of its slot has ended.
                 Action::Start => {
-                    agent.members = std::mem::take(&mut agent.next);
-                    let members = &agent.members;
-                    agent.exits.retain(|process, _| members.contains(process));
+                    self.members = std::mem::take(&mut self.next);
+                    let members = &self.members;
+                    self.exits.retain(|process, _| members.contains(process));
                 }
-                Action::Stop => self.stop_group(now, outputs),
+                Action::Stop => return Some((self.members.clone(), self.why.clone())),
                 _ => {}
             }
         }
-        if let Some(agent) = &mut self.agent {
-            let (metrics, log) = (agent.core.take_metrics(), agent.core.take_log());
-            if !(metrics.is_empty() && log.is_empty()) {
-                let job = self.job;
-                outputs.push(Output::Agent { job, metrics, log });
-            }
-        }
+        None
+    }
+
+    /// What it has measured and said.
+    pub(super) fn said(&mut self, job: JobId) -> Option<Output> {
+        let (metrics, log) = (self.core.take_metrics(), self.core.take_log());
+        let is_news = !(metrics.is_empty() && log.is_empty());
+        is_news.then_some(Output::Agent { job, metrics, log })
     }
 
     /// The end of what the agent waits for, if it has come.
-    fn agent_event(&self) -> Option<Event> {
-        let agent = self.agent.as_ref()?;
-        let head = &agent.core.group().spec.rendezvous;
-        let entries = agent.members.iter().filter_map(|(slot, incarnation)| {
-            let entry = self.slots.get(slot);
+    fn event(&self, slots: &Slots) -> Option<Event> {
+        let head = &self.group().spec.rendezvous;
+        let mut entries = self.members.iter().filter_map(|(slot, incarnation)| {
+            let entry = slots.get(slot);
             entry.filter(|entry| entry.worker.incarnation == *incarnation)
         });
-        match &agent.awaits {
+        match &self.awaits {
             Action::Wait { .. } => head.has_news().then_some(Event::Woken),
             Action::Start => {
                 let starts = |entry: &Entry| entry.state == SlotState::Spawning;
-                let is_waited_for = agent.exits.is_empty() && !head.has_news();
+                let is_waited_for = self.exits.is_empty() && !head.has_news();
                 let ids = (0..).zip(entries.clone().map(|entry| entry.pid.to_string()));
                 let ids = ids.collect();
-                (!(is_waited_for && entries.clone().any(starts))).then_some(Event::Started(Ok(ids)))
+                (!(is_waited_for && entries.any(starts))).then_some(Event::Started(Ok(ids)))
             }
             Action::Monitor { .. } => {
-                let result = agent.look();
+                let result = self.look();
                 let is_news = result.state != WorkerState::Healthy || head.has_news();
                 is_news.then_some(Event::Monitored(result))
             }
             Action::Stop => {
                 let is_lost = |process: &&Process| {
-                    matches!(agent.exits.get(process), Some((Exit::Unknown, _)))
+                    matches!(self.exits.get(process), Some((Exit::Unknown, _)))
                 };
-                let lost = agent.members.iter().find(is_lost);
+                let lost = self.members.iter().find(is_lost);
                 let result = match lost {
                     Some((slot, _)) => Err(format!("nobody saw the end of slot {slot}'s process")),
                     None => Ok(()),
                 };
-                (!entries.clone().any(Entry::is_present)).then_some(Event::Stopped(result))
+                (!entries.any(Entry::is_present)).then_some(Event::Stopped(result))
             }
             Action::FindAddress | Action::Finish(_) => None,
         }
     }
+}
 
-    fn stop_group(&mut self, now: Instant, outputs: &mut Vec<Output>) {
-        let Some(agent) = &self.agent else {
-            return;
-        };
-        let (members, why) = (agent.members.clone(), agent.why.clone());
-        for (slot, incarnation) in members {
-            let entry = self.slots.get(&slot);
-            if entry.is_some_and(|entry| entry.worker.incarnation == incarnation) {
-                self.stop_process(now, slot, &why, outputs);
-                self.press(now, slot, outputs);
-            }
-        }
-    }
+fn number(text: Option<&String>) -> u32 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

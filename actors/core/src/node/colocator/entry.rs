@@ -1,5 +1,6 @@
 //! One worker process, as the node sees it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +42,9 @@ pub(super) struct Successor {
     pub(super) incarnation: Incarnation,
     pub(super) start: Arc<StartWorkers>,
 }
+
+/// The newest process of each slot.
+pub(super) type Slots = BTreeMap<Slot, Entry>;
 
 /// The newest process of a slot that was started, and its successor if one waits.
 #[derive(Debug)]

@@ -15,20 +15,20 @@ mod stopping;
 mod tests;
 mod workers;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{ClusterId, Generation, JobId, NodeId, Rank, Slot};
+use kolo_wire::ids::{ClusterId, Generation, JobId, NodeId, Slot};
 use kolo_wire::{
     GenerationTable, HealthCheck, NodeEvent, RankFailure, Refusal, RefusalKind, StartWorkers,
     ToWorker,
 };
 
-pub use self::agent::HeadRendezvous;
 use self::agent::NodeAgent;
 use self::entry::Entry;
 pub use self::entry::SlotState;
+use self::entry::Slots;
+use self::generations::Present;
 use self::starting::Asked;
 pub use self::stopping::KILLED;
 use self::stopping::Stop;
@@ -79,19 +79,12 @@ pub struct Colocator {
     start: Option<Arc<StartWorkers>>,
     /// The GPUs of a static job.
     devices: Vec<String>,
-    /// The newest generation; 0 before the first one of an elastic job.
-    generation: Generation,
-    /// Its table, once it is here.
-    table: Option<Arc<GenerationTable>>,
-    slots: BTreeMap<Slot, Entry>,
-    /// The slot of each rank of this node in the newest generation whose process has not ended.
-    ranks: BTreeMap<Rank, Slot>,
+    present: Present,
+    slots: Slots,
     /// Requests to start that are not answered.
     asked: Vec<Asked>,
     /// The digest that all workers must have, and the first that had it.
     registry: Option<(String, u64)>,
-    /// Ranks of the newest generation that are gone, on any node.
-    losses: BTreeMap<Rank, RankFailure>,
     /// The devices of each worker of an elastic job that has left its slot empty.
     freed: Vec<Vec<String>>,
     /// The node is leaving: the head has until then to take an elastic job away. And why.
@@ -107,7 +100,7 @@ pub struct Colocator {
     reports: Vec<NodeEvent>,
 }
 
-pub(super) fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
+fn refuse<T>(kind: RefusalKind, message: String) -> Result<T, Refusal> {
     Err(Refusal::new(kind, message))
 }
 
@@ -131,13 +124,10 @@ impl Colocator {
             expired: false,
             start: None,
             devices: Vec::new(),
-            generation: Generation(0),
-            table: None,
-            slots: BTreeMap::new(),
-            ranks: BTreeMap::new(),
+            present: Present::new(stay),
+            slots: Slots::new(),
             asked: Vec::new(),
             registry: None,
-            losses: BTreeMap::new(),
             freed: Vec::new(),
             leaving: None,
             stop_reason: None,
@@ -209,22 +199,60 @@ impl Colocator {
         format!("{} is over on this node: {reason}", self.job)
     }
 
-    /// Tells workers of a loss, once, without last words: each loss goes to each worker. Where the job ends, all are told to stop
-    /// and wait for nobody.
-    fn lose(&mut self, mut failure: RankFailure, outputs: &mut Vec<Output>) {
-        if self.losses.contains_key(&failure.rank) {
-            return;
-        }
-        failure.stderr_tail.clear();
-        self.losses.insert(failure.rank, failure.clone());
+    /// A generation is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Stale`] if it is older than the newest one or has a process that another one has followed, others if it
+    /// does not fit this job.
+    pub fn membership(
+        &mut self,
+        table: impl Into<Arc<GenerationTable>>,
+    ) -> Result<Vec<Output>, Refusal> {
+        let table = table.into();
         if self.phase != Phase::Running {
-            return;
+            return refuse(RefusalKind::Stopped, self.over());
         }
-        let message = ToWorker::RankLost {
-            generation: self.generation,
-            failure,
-        };
-        self.tell_all(&message, outputs);
+        if table.job != self.job {
+            let message = format!("{} is not {}", table.job, self.job);
+            return refuse(RefusalKind::Invalid, message);
+        }
+        let elastic = self.is_elastic();
+        self.present
+            .complete(table, self.here.node, &mut self.slots, elastic)
+    }
+
+    /// A rank is gone on some node.
+    ///
+    /// # Errors
+    ///
+    /// [`RefusalKind::Stale`] if it is of another generation.
+    pub fn rank_lost(
+        &mut self,
+        generation: Generation,
+        failure: RankFailure,
+    ) -> Result<Vec<Output>, Refusal> {
+        let lost = self.present.lose_other(generation, failure)?;
+        let mut outputs = Vec::new();
+        self.tell_loss(lost, &mut outputs);
+        Ok(outputs)
+    }
+
+    /// Passes something on to the members of a generation here. Nobody is left in one that is not the newest.
+    pub fn tell_members(&self, generation: Generation, message: &ToWorker) -> Vec<Output> {
+        self.present.tell_members(&self.slots, generation, message)
+    }
+
+    /// A generation is over.
+    pub fn revoke(&self, generation: Generation, message: &ToWorker) -> Vec<Output> {
+        self.present.revoke(&self.slots, generation, message)
+    }
+
+    /// Each loss goes to each worker. Where the job ends, all are told to stop and wait for nobody.
+    fn tell_loss(&self, lost: Option<ToWorker>, outputs: &mut Vec<Output>) {
+        if let Some(message) = lost.filter(|_| self.phase == Phase::Running) {
+            self.tell_all(&message, outputs);
+        }
     }
 
     fn tell_all(&self, message: &ToWorker, outputs: &mut Vec<Output>) {

@@ -10,6 +10,7 @@ use kolo_wire::{
     StartWorkers,
 };
 
+use super::agent::NodeAgent;
 use super::entry::{Entry, Successor};
 use super::{Colocator, Phase, SlotState, refuse};
 use crate::node::environment;
@@ -93,17 +94,17 @@ impl Colocator {
         self.phase = Phase::Running;
         let mut devices = devices.into_iter();
         if !start.is_elastic() {
-            self.generation = start.generation;
             self.devices = devices.next().unwrap_or_default();
-        } else if start.installed.is_some() {
-            self.generation = start.generation;
+        }
+        if has_ranks(&start) {
+            self.present.number = start.generation;
         }
         for process in &workers {
             self.start_process(now, *process, &start, &mut devices, &mut outputs);
         }
         self.asked.push(Asked { ask, workers });
         self.answer_starts(&mut outputs);
-        self.publish(now, &start);
+        NodeAgent::publish(&mut self.agent, now, &start);
         self.attend(now, &mut outputs);
         Ok(outputs)
     }
@@ -142,7 +143,7 @@ impl Colocator {
         if !start.is_elastic()
             && let Some(entry) = self.slots.get(&slot)
         {
-            self.ranks.insert(entry.rank, slot);
+            self.present.ranks.insert(entry.rank, slot);
         }
         self.spawn(slot, outputs);
     }
@@ -266,13 +267,12 @@ impl Colocator {
         if start.slots.is_empty() {
             return invalid(format!("{} starts no worker here", self.job));
         }
-        // A program that is installed joins no generation: it is started for one.
-        let has_ranks = !start.is_elastic() || start.installed.is_some();
+        let has_ranks = has_ranks(start);
         if has_ranks && start.generation == Generation(0) {
             return invalid("generation 0 can't be started; the first is 1".to_owned());
         }
-        if has_ranks && start.generation < self.generation {
-            return refuse(RefusalKind::Stale, self.stale(start.generation));
+        if has_ranks && start.generation < self.present.number {
+            return self.present.stale(start.generation);
         }
         let mut slots = BTreeSet::new();
         let mut ranks = BTreeSet::new();
@@ -305,4 +305,9 @@ impl Colocator {
         }
         environment::check(start)
     }
+}
+
+/// Workers are started as ranks of a generation. A program that is installed joins none: it is started for one.
+fn has_ranks(start: &StartWorkers) -> bool {
+    !start.is_elastic() || start.installed.is_some()
 }

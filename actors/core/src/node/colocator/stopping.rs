@@ -60,7 +60,9 @@ impl Colocator {
     /// The whole job ends from now on. Nothing is started any more.
     fn begin_end(&mut self, now: Instant, reason: &str) {
         self.stop_reason = Some(reason.to_owned());
-        self.end_agent(now, reason);
+        if let Some(agent) = &mut self.agent {
+            agent.end(now, reason);
+        }
         self.phase = Phase::Stopping;
         self.leaving = None;
         for slot in self.all_slots() {
@@ -131,7 +133,9 @@ impl Colocator {
             self.drop_successor(slot);
             self.answer_starts(&mut outputs);
         } else if entry.worker.incarnation == incarnation {
-            if !self.ends_group((slot, incarnation), why) {
+            let process = (slot, incarnation);
+            let agent = self.agent.as_mut();
+            if !agent.is_some_and(|agent| agent.ends_group(process, why)) {
                 self.stop_process(now, slot, why, &mut outputs);
             }
             outputs.extend(self.tick(now));
@@ -296,6 +300,23 @@ impl Colocator {
         }
         self.attend(now, &mut outputs);
         outputs
+    }
+
+    /// Tells the agent what it waits for, and stops the group that is over for it.
+    pub(super) fn attend(&mut self, now: Instant, outputs: &mut Vec<Output>) {
+        while let Some(agent) = &mut self.agent
+            && let Some((group, why)) = agent.attend(now, &self.slots)
+        {
+            for (slot, incarnation) in group {
+                let entry = self.slots.get(&slot);
+                if entry.is_some_and(|entry| entry.worker.incarnation == incarnation) {
+                    self.stop_process(now, slot, &why, outputs);
+                    self.press(now, slot, outputs);
+                }
+            }
+        }
+        let said = self.agent.as_mut().and_then(|agent| agent.said(self.job));
+        outputs.extend(said);
     }
 
     /// A process that had to do something by now is killed. One whose end is still not known after that counts as ended (F-1).

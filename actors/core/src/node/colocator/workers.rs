@@ -90,24 +90,28 @@ impl Colocator {
             | FromWorker::Holding { .. }
                 if !entry.start.is_elastic() => {}
             FromWorker::Taken { generation } if listens => {
-                let taken = self.taken(worker, generation);
-                self.blame(now, slot, taken, outputs);
+                let taken = self.present.taken(worker, generation);
+                if taken.is_ok() {
+                    // Those that it was told before come late, in order.
+                    entry.taken = entry.taken.max(generation);
+                }
+                self.pass_on(now, slot, taken, outputs);
             }
             FromWorker::Committed {
                 generation,
                 commit,
                 kept,
             } if listens => {
-                let committed = self.committed(worker, (generation, commit), kept);
-                self.blame(now, slot, committed, outputs);
+                let committed = self.present.committed(worker, (generation, commit), kept);
+                self.pass_on(now, slot, committed, outputs);
             }
             FromWorker::Holding {
                 generation,
                 commit,
                 failed,
             } if listens => {
-                let holds = self.holds(worker, (generation, commit), failed);
-                self.blame(now, slot, holds, outputs);
+                let holds = self.present.holds(worker, (generation, commit), failed);
+                self.pass_on(now, slot, holds, outputs);
             }
             FromWorker::Taken { .. }
             | FromWorker::Committed { .. }
@@ -117,16 +121,17 @@ impl Colocator {
         }
     }
 
-    /// A worker that can't have said this is killed.
-    fn blame(
+    /// The head hears what a worker has said. One that can't have said it is killed.
+    fn pass_on(
         &mut self,
         now: Instant,
         slot: Slot,
-        said: Result<(), String>,
+        said: Result<NodeEvent, String>,
         outputs: &mut Vec<Output>,
     ) {
-        if let Err(reason) = said {
-            self.kill(now, slot, reason, outputs);
+        match said {
+            Ok(event) => self.reports.push(event),
+            Err(reason) => self.kill(now, slot, reason, outputs),
         }
     }
 
@@ -256,13 +261,7 @@ impl Colocator {
             needs_data_plane: start.needs_data_plane,
             next_within_ms: start.next_within_ms,
         };
-        // The generation that is present comes before anything else of it.
-        let table = self.table.clone().map(ToWorker::Membership);
-        let losses = self.losses.values().map(|failure| ToWorker::RankLost {
-            generation: self.generation,
-            failure: failure.clone(),
-        });
-        let messages = [welcome].into_iter().chain(table).chain(losses);
+        let messages = [welcome].into_iter().chain(self.present.so_far());
         outputs.extend(messages.map(|message| Output::Tell(worker, message)));
     }
 
@@ -332,20 +331,16 @@ impl Colocator {
         outputs: &mut Vec<Output>,
     ) -> Option<((WorkerId, Rank), WorkerId)> {
         // A stale request is from before the worker learnt of the new generation (G-1).
-        if generation != self.generation {
+        if generation != self.present.number {
             return None;
         }
         let entry = self.slots.get(&slot)?;
         let own = (entry.worker, entry.rank);
-        if let Some(failure) = self.losses.get(&rank) {
-            let message = ToWorker::RankLost {
-                generation,
-                failure: failure.clone(),
-            };
-            outputs.push(Output::Tell(own.0, message));
+        if let Some(loss) = self.present.loss(rank) {
+            outputs.push(Output::Tell(own.0, loss));
             return None;
         }
-        let peer = self.ranks.get(&rank).filter(|peer| **peer != slot);
+        let peer = self.present.ranks.get(&rank).filter(|peer| **peer != slot);
         let peer = peer.and_then(|peer| self.slots.get(peer));
         let peer = peer.map(|entry| entry.worker);
         if peer.is_none() {
@@ -411,7 +406,9 @@ impl Colocator {
             account,
         };
         let (worker, generation) = (entry.worker, entry.taken);
-        self.has_ended((slot, worker.incarnation), &failure, expected);
+        if let Some(agent) = &mut self.agent {
+            agent.has_ended((slot, worker.incarnation), &failure, expected);
+        }
         outputs.push(Output::Lost(Loss {
             job: self.job,
             slot,
@@ -420,9 +417,10 @@ impl Colocator {
             stopping: self.phase != Phase::Running,
         }));
         // A process in no generation is no rank that somebody could miss.
-        if self.ranks.get(&failure.rank) == Some(&slot) {
-            self.ranks.remove(&failure.rank);
-            self.lose(failure.clone(), outputs);
+        if self.present.ranks.get(&failure.rank) == Some(&slot) {
+            self.present.ranks.remove(&failure.rank);
+            let lost = self.present.lose(failure.clone());
+            self.tell_loss(lost, outputs);
         }
         self.reports.push(NodeEvent::WorkerExited {
             job: self.job,

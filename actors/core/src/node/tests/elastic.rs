@@ -21,8 +21,7 @@ impl Node {
     }
 
     fn ends(&mut self, worker: WorkerId) -> Vec<Output> {
-        let exit = Exit::Signal(9);
-        let stderr_tail = Vec::new();
+        let (exit, stderr_tail) = (Exit::Signal(9), Vec::new());
         self.of(worker, WorkerEvent::Exited { exit, stderr_tail })
     }
 }
@@ -39,9 +38,7 @@ fn devices(outputs: &[Output]) -> Vec<(WorkerId, Vec<String>)> {
 #[test]
 fn each_worker_holds_its_own_and_gives_it_back_when_its_slot_is_empty() {
     let mut node = node();
-    node.order(reserve(JOB, 2));
-    node.found(Found::Here);
-    node.warden(STAY);
+    node.reserves(2);
     // Fewer than were reserved: the rest is free.
     let outputs = node.elastic(&[(0, 1)]);
     let gpu = |name: &str| vec![name.to_owned()];
@@ -54,11 +51,8 @@ fn each_worker_holds_its_own_and_gives_it_back_when_its_slot_is_empty() {
     assert_eq!(devices(&outputs), [(of(5, 1), gpu("b"))]);
     let outputs = node.elastic(&[(6, 1), (7, 1)]);
     assert_eq!(refused(&outputs), RefusalKind::Unplaceable);
-    assert_eq!(
-        node.core.free().cpus,
-        Milli::units(2),
-        "nothing of the refused part"
-    );
+    // Nothing of the refused part.
+    assert_eq!(node.core.free().cpus, Milli::units(2));
     // The next process of a slot needs no more room, however often it is asked for.
     for _ in 0..2 {
         assert_eq!(devices(&node.elastic(&[(0, 2)])), []);
@@ -76,15 +70,13 @@ fn each_worker_holds_its_own_and_gives_it_back_when_its_slot_is_empty() {
     node.ends(of(6, 1));
     node.ends(of(5, 1));
     node.step(Input::Closed(STAY));
-    assert_eq!(node.core.free(), node.core.total());
+    assert!(node.is_free());
 }
 
 #[test]
 fn a_start_that_is_refused_leaves_the_reservation() {
     let mut node = node();
-    node.order(reserve(JOB, 1));
-    node.found(Found::Here);
-    node.warden(STAY);
+    node.reserves(1);
     let outputs = node.elastic(&[(0, 1), (1, 1), (2, 1)]);
     assert_eq!(refused(&outputs), RefusalKind::Unplaceable);
     let mut wrong = start_of(&[(0, 1)]);
@@ -126,15 +118,14 @@ fn orders_for_what_is_over_are_done_and_for_what_is_not_here_refused() {
         incarnation: Incarnation(1),
         why: "it leaves".to_owned(),
     };
-    let done = |node: &Node, outputs: &[Output]| {
-        let answer = (AskId(node.asks), NodeReply::Done);
-        assert_eq!(answers(outputs), [answer]);
+    let told = |node: &Node, outputs: &[Output]| {
+        assert_eq!(answers(outputs), done(AskId(node.asks)));
         outputs.len() - 1
     };
     assert_eq!(refused(&node.order(revoke(1))), RefusalKind::NotFound);
     assert_eq!(refused(&node.order(hold(1))), RefusalKind::NotFound);
     let outputs = node.order(stop_worker(0));
-    assert_eq!(done(&node, &outputs), 0);
+    assert_eq!(told(&node, &outputs), 0);
 
     node.order(reserve(JOB, 1));
     node.warden(STAY);
@@ -147,7 +138,7 @@ fn orders_for_what_is_over_are_done_and_for_what_is_not_here_refused() {
     };
     node.of(of(0, 1), WorkerEvent::Said(hello));
     node.order(NodeRequest::Membership(table_of(2, &[(0, 1)]).into()));
-    for (request, told) in [
+    for (request, count) in [
         (revoke(1), 0),
         (hold(1), 0),
         (revoke(2), 1),
@@ -157,18 +148,23 @@ fn orders_for_what_is_over_are_done_and_for_what_is_not_here_refused() {
         (stop_worker(0), 0),
     ] {
         let outputs = node.order(request);
-        assert_eq!(done(&node, &outputs), told, "{outputs:?}");
+        assert_eq!(told(&node, &outputs), count, "{outputs:?}");
     }
+}
+
+/// A node that is registered, with one process.
+fn one() -> Node {
+    let mut node = node();
+    node.reserves(1);
+    node.elastic(&[(0, 1)]);
+    node.runs(of(0, 1));
+    node.registered();
+    node
 }
 
 #[test]
 fn a_node_that_stops_waits_for_the_head_to_take_elastic_jobs_away() {
-    let mut node = node();
-    node.order(reserve(JOB, 1));
-    node.warden(STAY);
-    node.elastic(&[(0, 1)]);
-    node.runs(of(0, 1));
-    node.registered();
+    let mut node = one();
     let ask = node.ask();
     let reason = "the node is stopping".to_owned();
     let outputs = node.step(Input::StopAll { ask, reason });
@@ -190,12 +186,7 @@ fn a_node_that_stops_waits_for_the_head_to_take_elastic_jobs_away() {
 
 #[test]
 fn a_node_that_is_to_stop_says_so_before_it_tells_of_workers_that_end() {
-    let mut node = node();
-    node.order(reserve(JOB, 1));
-    node.warden(STAY);
-    node.elastic(&[(0, 1)]);
-    node.runs(of(0, 1));
-    node.registered();
+    let mut node = one();
     let ask = node.ask();
     let left = sent(&node.step(Input::Drain { ask })).1;
     assert!(matches!(left[..], [NodeEvent::JobLeft { job: JOB, .. }]));
@@ -226,13 +217,9 @@ fn check_of(outputs: &[Output]) -> Option<AskId> {
 
 #[test]
 fn a_reservation_is_answered_when_the_node_was_checked() {
-    for (checked, expected) in [
-        (Ok(()), None),
-        (
-            Err("no GPU".to_owned()),
-            Some("its health check has failed: no GPU"),
-        ),
-    ] {
+    let failed = "its health check has failed: no GPU";
+    let no_gpu = Err("no GPU".to_owned());
+    for (checked, expected) in [(Ok(()), None), (no_gpu, Some(failed))] {
         let mut node = node();
         node.order(checked_reserve(JOB));
         let found = node.found(Found::Here);
@@ -259,7 +246,7 @@ fn a_job_that_is_released_while_its_node_is_checked_is_over() {
     let stopped = node.order(NodeRequest::Release { job: JOB });
     assert!(stopped.contains(&Output::CloseWarden(STAY)), "{stopped:?}");
     node.step(Input::Closed(STAY));
-    assert_eq!(node.core.free(), node.core.total());
+    assert!(node.is_free());
     let late = Err("killed".to_owned());
     let outputs = node.step(Input::Checked { ask, checked: late });
     assert_eq!(refused(&outputs), RefusalKind::Stopped);

@@ -21,60 +21,53 @@ impl Driver {
     }
 }
 
-impl World {
-    /// A failure has a cause, and a success no worker that failed, unless the driver had enough before.
-    pub(crate) fn check_end(
-        &self,
-        driver: usize,
-        state: JobState,
-        refusal: Option<&Refusal>,
-    ) -> Result<(), String> {
-        let driver = &self.drivers[driver];
-        let job = driver.job;
-        if state == JobState::Failed && refusal.is_none() {
-            return Err(format!("{job} has failed without a cause"));
-        }
-        let has_failures = !driver.is_elastic() && self.oracle.told.has_exits(job);
-        if state == JobState::Succeeded && has_failures && !driver.is_done() {
-            return Err(format!(
-                "{job} has succeeded, and a worker of it has failed"
-            ));
-        }
-        match (refusal, driver.limits()) {
-            (Some(refusal), Some(limits)) if refusal.message.contains("(max_restarts)") => {
-                let allowed = limits.restarts_without_progress;
-                self.oracle.restarts.check_failures(job, allowed)
-            }
-            _ => Ok(()),
-        }
+/// A failure has a cause, and a success no worker that failed, unless the driver had enough before.
+pub(crate) fn end(
+    world: &World,
+    driver: &Driver,
+    state: JobState,
+    refusal: Option<&Refusal>,
+) -> Result<(), String> {
+    let job = driver.job;
+    if state == JobState::Failed && refusal.is_none() {
+        return Err(format!("{job} has failed without a cause"));
     }
+    let has_failures = !driver.is_elastic() && world.oracle.told.has_exits(job);
+    if state == JobState::Succeeded && has_failures && !driver.is_done() {
+        return Err(format!(
+            "{job} has succeeded, and a worker of it has failed"
+        ));
+    }
+    match (refusal, driver.limits()) {
+        (Some(refusal), Some(limits)) if refusal.message.contains("(max_restarts)") => {
+            let allowed = limits.restarts_without_progress;
+            world.oracle.restarts.check_failures(job, allowed)
+        }
+        _ => Ok(()),
+    }
+}
 
-    pub(crate) fn check_answers(&mut self) {
-        let checked = self.is_answered();
-        self.hold("answers", checked);
+/// Nobody owes an answer for long.
+pub(crate) fn all(world: &World) -> Result<(), String> {
+    // Heartbeats are under way at any time.
+    if world.head.asks.len() > world.nodes.len() {
+        return Err(format!("the head owes {} answers", world.head.asks.len()));
     }
-
-    fn is_answered(&self) -> Result<(), String> {
-        // Heartbeats are under way at any time.
-        if self.head.asks.len() > self.nodes.len() {
-            return Err(format!("the head owes {} answers", self.head.asks.len()));
-        }
-        let old = self.now - 40 * SECOND + MS;
-        let mut requests = self.head.requests.iter();
-        if let Some((id, (since, _))) = requests.find(|(_, (since, _))| *since < old) {
-            return Err(format!(
-                "request {} to the node of connection {} has no end after {} s",
-                id.number,
-                id.session.0,
-                (self.now - since) / SECOND
-            ));
-        }
-        for node in &self.nodes {
-            let owed = node.daemon.as_ref().map_or(0, |it| it.orders.len());
-            if owed > 0 {
-                return Err(format!("{} owes {owed} answers", node.id));
-            }
-        }
-        Ok(())
+    let old = world.now - 40 * SECOND + MS;
+    let mut requests = world.head.requests.iter();
+    if let Some((id, (since, _))) = requests.find(|(_, (since, _))| *since < old) {
+        return Err(format!(
+            "request {} to the node of connection {} has no end after {} s",
+            id.number,
+            id.session.0,
+            (world.now - since) / SECOND
+        ));
     }
+    for node in &world.nodes {
+        let owed = node.daemon.as_ref().map_or(0, |it| it.orders.len());
+        if owed > 0 {
+            return Err(format!("{} owes {owed} answers", node.id));
+        }
+    }
+    Ok(())
 }

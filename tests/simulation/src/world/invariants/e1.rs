@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::ids::{Generation, Incarnation, JobId, Slot};
 use kolo_wire::{GenerationTable, Handover, HeadRequest, NodeEvent, StartWorkers};
 
+use super::g3::Generations;
+use crate::group::Group;
 use crate::worker::{Name, Progress, Saved};
 use crate::world::World;
 use crate::world::process::Process;
@@ -92,11 +94,14 @@ impl Commits {
     fn last(&self, job: JobId) -> Option<Saved> {
         self.last.get(&job).map(|(saved, _)| *saved)
     }
-}
 
-impl World {
     /// The head hears of commits. Those of generations that are over do not count.
-    pub(crate) fn commits_reported(&mut self, request: &HeadRequest) {
+    pub(crate) fn reported(
+        &mut self,
+        request: &HeadRequest,
+        generations: &Generations,
+        groups: &BTreeMap<(JobId, Generation), Group>,
+    ) {
         let HeadRequest::Events(events) = request else {
             return;
         };
@@ -116,75 +121,73 @@ impl World {
                 slot,
                 incarnation,
             };
-            let is_over = generation < self.oracle.generations.last(job);
-            let group = self.groups.get(&(job, generation));
+            let is_over = generation < generations.last(job);
+            let group = groups.get(&(job, generation));
             if let Some(group) = group.filter(|_| !is_over) {
-                let members = group.members.len();
-                self.oracle.commits.hears(name, generation, members);
+                self.hears(name, generation, group.members.len());
             }
         }
     }
 
     /// The head counts on no process of a node any more, or on none of a job there.
-    pub(crate) fn give_up(&mut self, node: usize, job: Option<JobId>) {
-        let there = self.processes.values().filter(|it| it.node == node);
-        let names = there.map(|process| process.model.name);
+    pub(crate) fn give_up<'a>(
+        &mut self,
+        processes: impl Iterator<Item = &'a Process>,
+        node: usize,
+        job: Option<JobId>,
+    ) {
+        let names = processes
+            .filter(|it| it.node == node)
+            .map(|it| it.model.name);
         let given_up = names.filter(|name| job.is_none_or(|job| name.job == job));
-        self.oracle.commits.given_up.extend(given_up);
+        self.given_up.extend(given_up);
     }
 
-    /// A process that lives, and that the head may count on.
-    pub(crate) fn living(&self, pid: u32) -> Option<&Process> {
-        let process = self.processes.get(&pid);
-        process.filter(|it| it.alive && !self.oracle.commits.given_up.contains(&it.model.name))
+    /// A process lives, and the head may count on it.
+    pub(crate) fn counts(&self, process: &Process) -> bool {
+        process.alive && !self.given_up.contains(&process.model.name)
     }
+}
 
-    /// Some process that lives and counts has the commit, and has not gone on from another one in the new generation.
-    fn has_holder(&self, table: &GenerationTable, last: Saved) -> bool {
-        let mut all = self.processes.keys().filter_map(|pid| self.living(*pid));
-        all.any(|process| {
-            let saved = process.model.saved();
-            process.model.name.job == table.job
-                && saved >= last
-                && saved.generation < table.generation.0
-        })
-    }
+/// Some process that lives and counts has the commit, and has not gone on from another one in the new generation.
+fn has_holder(world: &World, table: &GenerationTable, last: Saved) -> bool {
+    world.processes.values().any(|process| {
+        let saved = process.model.saved();
+        world.oracle.commits.counts(process)
+            && process.model.name.job == table.job
+            && saved >= last
+            && saved.generation < table.generation.0
+    })
+}
 
-    /// A generation is active: rank 0 has the last commit that all had, unless it is read from where it outlives all.
-    pub(crate) fn check_state(&mut self, table: &GenerationTable) {
-        if table.handover == Handover::Restore {
-            return;
-        }
-        let Some(last) = self.oracle.commits.last(table.job) else {
-            return;
-        };
-        let before = (table.job, Generation(0))..(table.job, table.generation);
-        let mut known = self.oracle.commits.known.range(before);
-        let is_known = known.any(|(job, known)| self.oracle.restarts.was_active(*job, *known));
-        if !is_known && !self.has_holder(table, last) {
-            return;
-        }
-        let Some(first) = table.members.first() else {
-            return;
-        };
-        let process = self.process_of(&Name::of(table.job, first));
-        // A program reads its checkpoint when it begins.
-        if process.is_some_and(|process| process.model.is_program()) {
-            return;
-        }
-        let saved = process.map(|process| process.model.saved());
-        if saved.is_none_or(|saved| saved.progress < last.progress) {
-            let text = format!(
-                "generation {} of {} has a rank 0 (slot {}) with the state of step {}, and step {} was committed by all",
-                table.generation,
-                table.job,
-                first.slot,
-                saved.unwrap_or_default().progress.steps,
-                last.progress.steps
-            );
-            self.violation("E-1", text);
-        }
+/// A generation is active: rank 0 has the last commit that all had, unless it is read from where it outlives all.
+pub(crate) fn state(world: &World, table: &GenerationTable) -> Result<(), String> {
+    let commits = &world.oracle.commits;
+    let last = commits
+        .last(table.job)
+        .filter(|_| table.handover != Handover::Restore);
+    let (Some(last), Some(first)) = (last, table.members.first()) else {
+        return Ok(());
+    };
+    let before = (table.job, Generation(0))..(table.job, table.generation);
+    let mut known = commits.known.range(before);
+    let is_known = known.any(|(job, known)| world.oracle.restarts.was_active(*job, *known));
+    let process = world.process_of(&Name::of(table.job, first));
+    // A program reads its checkpoint when it begins.
+    let is_program = process.is_some_and(|process| process.model.is_program());
+    let saved = process.map(|process| process.model.saved());
+    let has_it = saved.is_some_and(|saved| saved.progress >= last.progress);
+    if has_it || is_program || !(is_known || has_holder(world, table, last)) {
+        return Ok(());
     }
+    Err(format!(
+        "generation {} of {} has a rank 0 (slot {}) with the state of step {}, and step {} was committed by all",
+        table.generation,
+        table.job,
+        first.slot,
+        saved.unwrap_or_default().progress.steps,
+        last.progress.steps
+    ))
 }
 
 #[cfg(test)]

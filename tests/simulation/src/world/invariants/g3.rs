@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kolo_wire::GenerationTable;
 use kolo_wire::ids::{Generation, JobId};
+use kolo_wire::{GenerationTable, StartWorkers};
+
+use crate::world::World;
 
 /// What generations of each job have done.
 #[derive(Debug, Default)]
@@ -39,5 +41,22 @@ impl Generations {
     /// The generation that the driver was told of last.
     pub(crate) fn last(&self, job: JobId) -> Generation {
         self.told.get(&job).copied().unwrap_or_default()
+    }
+}
+
+/// A process of a job that is started anew at each change is started: none of an older generation is there.
+pub(crate) fn follows(world: &World, pid: u32, start: &StartWorkers) -> Result<(), String> {
+    let (job, generation) = (start.job, start.generation);
+    let old = world.processes.iter().find(|(_, process)| {
+        let place = process.model.place();
+        process.alive
+            && process.model.name.job == job
+            && place.is_some_and(|(other, _)| other < generation)
+    });
+    match old {
+        Some((old, _)) => Err(format!(
+            "process {pid} of generation {generation} of {job} starts, and process {old} of an older one is there"
+        )),
+        None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kolo_wire::ids::JobId;
-use kolo_wire::{GroupFilter, JobState, RefusalKind};
+use kolo_wire::{GenerationTable, GroupFilter, JobState, RefusalKind};
 
 use crate::knobs::{FAULTS, SECOND, Time};
 use crate::worker::Name;
@@ -22,7 +22,7 @@ impl Progress {
 
 impl Driver {
     /// A group is as large as it may be.
-    pub(crate) fn check_size(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
+    pub(crate) fn check_size(&self, table: &GenerationTable) -> Result<(), String> {
         let size = table.world_size();
         match self.limits() {
             Some(limits)
@@ -48,137 +48,123 @@ impl Driver {
     }
 }
 
-impl World {
-    /// Nothing has gone wrong for long.
-    pub(crate) fn check_service(&mut self) {
-        self.check_drivers_know();
-        self.check_answers();
-        for driver in 0..self.drivers.len() {
-            if let Err(text) = self.serves(&self.drivers[driver]) {
-                return self.violation("liveness", text);
-            }
-        }
-    }
+/// Nothing has gone wrong for long.
+pub(crate) fn service(world: &World) -> Result<(), String> {
+    let mut drivers = world.drivers.iter();
+    drivers.try_for_each(|driver| serves(world, driver))
+}
 
-    fn serves(&self, driver: &Driver) -> Result<(), String> {
-        let job = driver.job;
-        match &driver.view {
-            View::Submitted | View::Whole if driver.is_bad && driver.alive => {
-                return Err(format!("{job} fails again and again, and does not end"));
-            }
-            View::Submitted if self.now > driver.since + 40 * SECOND => {
-                return Err(format!("{job} has no group and no end after 40 s"));
-            }
-            // What can't be placed fails.
-            View::Ended(JobState::Failed, Some(refusal))
-                if driver.since > FAULTS + SECOND
-                    && driver.table.is_none()
-                    && refusal.kind != RefusalKind::Unplaceable
-                    && !refusal.message.contains("no room") =>
-            {
-                return Err(format!(
-                    "{job} was submitted to a cluster that is well, and failed: {refusal}"
-                ));
-            }
-            _ => {}
+fn serves(world: &World, driver: &Driver) -> Result<(), String> {
+    let job = driver.job;
+    match &driver.view {
+        View::Submitted | View::Whole if driver.is_bad && driver.alive => {
+            return Err(format!("{job} fails again and again, and does not end"));
         }
-        if driver.view != View::Whole || !driver.alive {
-            return Ok(());
+        View::Submitted if world.now > driver.since + 40 * SECOND => {
+            return Err(format!("{job} has no group and no end after 40 s"));
         }
-        let Some(table) = &driver.table else {
-            return Ok(());
-        };
-        if driver.is_elastic() {
-            return self.serves_elastic(driver, table);
+        // What can't be placed fails.
+        View::Ended(JobState::Failed, Some(refusal))
+            if driver.since > FAULTS + SECOND
+                && driver.table.is_none()
+                && refusal.kind != RefusalKind::Unplaceable
+                && !refusal.message.contains("no room") =>
+        {
+            return Err(format!(
+                "{job} was submitted to a cluster that is well, and failed: {refusal}"
+            ));
         }
+        _ => {}
+    }
+    if driver.view != View::Whole || !driver.alive {
+        return Ok(());
+    }
+    let Some(table) = &driver.table else {
+        return Ok(());
+    };
+    if driver.is_elastic() {
+        serves_elastic(world, driver, table)?;
+    } else if !driver.lost.is_empty() {
         // A static job works as long as it has lost nobody.
-        if driver.lost.is_empty() && driver.plan == Plan::Stay {
-            self.works(job)?;
-        }
-        Ok(())
+        return Ok(());
     }
+    if driver.plan == Plan::Stay {
+        works(world, job)?;
+    }
+    Ok(())
+}
 
-    fn works(&self, job: JobId) -> Result<(), String> {
-        let last = self.oracle.progress.0.get(&job).copied();
-        let patience = self.knobs.step * 4 + 4 * SECOND;
-        if last.is_none_or(|last| last + patience < self.now) {
-            let last = last.map(|last| last / SECOND);
+fn works(world: &World, job: JobId) -> Result<(), String> {
+    let last = world.oracle.progress.0.get(&job).copied();
+    let patience = world.knobs.step * 4 + 4 * SECOND;
+    if last.is_none_or(|last| last + patience < world.now) {
+        let last = last.map(|last| last / SECOND);
+        return Err(format!(
+            "{job} makes no commits: the last one was at {last:?} s"
+        ));
+    }
+    Ok(())
+}
+
+/// The group is whole, and has no room to grow.
+fn serves_elastic(world: &World, driver: &Driver, table: &GenerationTable) -> Result<(), String> {
+    is_whole(world, table)?;
+    // A job that may not change any more or has a filter leaves room free.
+    let grows = |it: &&kolo_wire::Elastic| it.filters.is_empty() && it.max_resets.is_none();
+    let (size, max) = (
+        table.world_size(),
+        driver.limits().filter(grows).map_or(0, |it| it.max),
+    );
+    let has_room = (0..world.nodes.len()).find(|node| has_room(world, driver, *node));
+    match has_room.filter(|_| size < max) {
+        Some(node) => Err(format!(
+            "{} has {size} members of {max}, and {} has room for {} more",
+            driver.job,
+            world.nodes[node].id,
+            driver.unit()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A node has room for more workers of a job.
+fn has_room(world: &World, driver: &Driver, node: usize) -> bool {
+    let Some(daemon) = &world.nodes[node].daemon else {
+        return false;
+    };
+    let mut there = world.processes.values().filter(|process| process.alive);
+    let is_there =
+        there.any(|process| process.node == node && process.model.name.job == driver.job);
+    let unit = driver.unit();
+    let free = daemon.core.free().cpus.0 / 1000;
+    free >= u64::from(unit) && !(driver.takes_hosts() && is_there)
+}
+
+/// All members of a generation live, and are in it.
+fn is_whole(world: &World, table: &GenerationTable) -> Result<(), String> {
+    for member in &table.members {
+        let process = world.process_of(&Name::of(table.job, member));
+        let place = process
+            .filter(|process| process.alive)
+            .and_then(|process| process.model.place());
+        if place.is_none_or(|(generation, _)| generation != table.generation) {
             return Err(format!(
-                "{job} makes no commits: the last one was at {last:?} s"
+                "rank {} of generation {} of {} is not there",
+                member.rank, table.generation, table.job
             ));
         }
-        Ok(())
     }
+    Ok(())
+}
 
-    fn serves_elastic(
-        &self,
-        driver: &Driver,
-        table: &kolo_wire::GenerationTable,
-    ) -> Result<(), String> {
-        let job = driver.job;
-        self.is_whole(table)?;
-        // A job that may not change any more or has a filter leaves room free.
-        let grows = |it: &&kolo_wire::Elastic| it.filters.is_empty() && it.max_resets.is_none();
-        let (size, max) = (
-            table.world_size(),
-            driver.limits().filter(grows).map_or(0, |it| it.max),
-        );
-        let has_room = (0..self.nodes.len()).find(|node| self.has_room(driver, *node));
-        if let Some(node) = has_room.filter(|_| size < max) {
-            let node = self.nodes[node].id;
-            return Err(format!(
-                "{job} has {size} members of {max}, and {node} has room for {} more",
-                driver.unit()
-            ));
-        }
-        if driver.plan == Plan::Stay {
-            self.works(job)?;
-        }
-        Ok(())
+/// All jobs have ended.
+pub(crate) fn quiet(world: &World) -> Result<(), String> {
+    let open = world.drivers.iter().find(|driver| driver.is_there());
+    if let Some(driver) = open {
+        return Err(format!("{} does not end: {:?}", driver.job, driver.view));
     }
-
-    /// A node has room for more workers of a job.
-    fn has_room(&self, driver: &Driver, node: usize) -> bool {
-        let Some(daemon) = &self.nodes[node].daemon else {
-            return false;
-        };
-        let mut there = self.processes.values().filter(|process| process.alive);
-        let is_there =
-            there.any(|process| process.node == node && process.model.name.job == driver.job);
-        let unit = driver.unit();
-        let free = daemon.core.free().cpus.0 / 1000;
-        free >= u64::from(unit) && !(driver.takes_hosts() && is_there)
-    }
-
-    /// All members of a generation live, and are in it.
-    fn is_whole(&self, table: &kolo_wire::GenerationTable) -> Result<(), String> {
-        for member in &table.members {
-            let process = self.process_of(&Name::of(table.job, member));
-            let place = process
-                .filter(|process| process.alive)
-                .and_then(|process| process.model.place());
-            if place.is_none_or(|(generation, _)| generation != table.generation) {
-                return Err(format!(
-                    "rank {} of generation {} of {} is not there",
-                    member.rank, table.generation, table.job
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// All jobs have ended.
-    pub(crate) fn check_quiet(&mut self) {
-        let open = self.drivers.iter().find(|driver| driver.is_there());
-        if let Some(driver) = open {
-            let text = format!("{} does not end: {:?}", driver.job, driver.view);
-            return self.violation("liveness", text);
-        }
-        if let Some((job, _)) = self.head.rendezvous.first_key_value() {
-            let text = format!("the rendezvous of {job} is left open");
-            return self.violation("liveness", text);
-        }
-        self.check_conserved();
-        self.check_answers();
+    match world.head.rendezvous.first_key_value() {
+        Some((job, _)) => Err(format!("the rendezvous of {job} is left open")),
+        None => Ok(()),
     }
 }

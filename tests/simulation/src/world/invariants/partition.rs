@@ -9,35 +9,31 @@ use kolo_wire::ids::JobId;
 use crate::knobs::{SECOND, Time};
 use crate::world::World;
 
-impl World {
-    /// A node still does not reach the head. Workers of elastic jobs have ended there in time, whether they could work or not.
-    pub(crate) fn check_alone(&mut self, node: usize) {
-        let there = self.processes.values();
-        let there = there.filter(|process| process.alive && process.node == node);
-        let jobs: BTreeSet<JobId> = there.map(|process| process.model.name.job).collect();
-        for job in jobs {
-            let alone = self.is_fenced(job, node);
-            self.hold("partition", alone);
-        }
-    }
+/// A node still does not reach the head. Workers of elastic jobs have ended there in time, whether they could work or not.
+pub(crate) fn alone(world: &World, node: usize) -> Result<(), String> {
+    let there = world.processes.values();
+    let there = there.filter(|process| process.alive && process.node == node);
+    let jobs: BTreeSet<JobId> = there.map(|process| process.model.name.job).collect();
+    jobs.into_iter()
+        .try_for_each(|job| fenced(world, job, node))
+}
 
-    /// Whether a worker of an elastic job may run on a node now.
-    pub(crate) fn is_fenced(&self, job: JobId, node: usize) -> Result<(), String> {
-        let Some(since) = self.nodes[node].alone_since else {
-            return Ok(());
-        };
-        let frozen = self.nodes[node].frozen;
-        let lease = Duration::from_micros(self.knobs.lease);
-        // Then the notice ends, and after it all processes.
-        let ended = fence::of_node(lease) + fence::NOTICE;
-        let limit = ended.as_micros() as Time + SECOND + frozen;
-        if self.is_elastic(job) && self.now > since + limit {
-            return Err(format!(
-                "{job} runs on {}, which has been without the head for {} s",
-                self.nodes[node].id,
-                (self.now - since) / SECOND
-            ));
-        }
-        Ok(())
+/// A worker of an elastic job may run on a node now.
+pub(crate) fn fenced(world: &World, job: JobId, node: usize) -> Result<(), String> {
+    let Some(since) = world.nodes[node].alone_since else {
+        return Ok(());
+    };
+    let frozen = world.nodes[node].frozen;
+    let lease = Duration::from_micros(world.knobs.lease);
+    // Then the notice ends, and after it all processes.
+    let ended = fence::of_node(lease) + fence::NOTICE;
+    let limit = ended.as_micros() as Time + SECOND + frozen;
+    if world.is_elastic(job) && world.now > since + limit {
+        return Err(format!(
+            "{job} runs on {}, which has been without the head for {} s",
+            world.nodes[node].id,
+            (world.now - since) / SECOND
+        ));
     }
+    Ok(())
 }

@@ -5,15 +5,7 @@ use std::collections::BTreeMap;
 use kolo_wire::GenerationTable;
 use kolo_wire::ids::NodeId;
 
-use crate::world::World;
-
-impl World {
-    pub(crate) fn check_ranks(&mut self, table: &GenerationTable) {
-        self.hold("R-1", check(table));
-    }
-}
-
-fn check(table: &GenerationTable) -> Result<(), String> {
+pub(crate) fn ranks(table: &GenerationTable) -> Result<(), String> {
     let (job, generation) = (table.job, table.generation);
     // In order of the first rank of each.
     let mut hosts: Vec<NodeId> = Vec::new();

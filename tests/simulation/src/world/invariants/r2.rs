@@ -9,7 +9,6 @@ use kolo_wire::GenerationTable;
 use kolo_wire::ids::{Generation, JobId};
 
 use crate::worker::{Name, names};
-use crate::world::World;
 
 /// The members of generations, in rank order.
 #[derive(Debug, Default)]
@@ -76,13 +75,6 @@ impl Order {
         self.members.insert((job, generation), new);
         self.active.insert(job, generation);
         checked
-    }
-}
-
-impl World {
-    pub(crate) fn check_order(&mut self, table: &GenerationTable) {
-        let checked = self.oracle.order.active(table);
-        self.hold("R-2", checked);
     }
 }
 

@@ -6,8 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use kolo_wire::StartWorkers;
 use kolo_wire::ids::{Generation, JobId};
 
-use crate::world::World;
-
 /// The groups of each job.
 #[derive(Debug, Default)]
 pub(crate) struct Restarts(BTreeMap<JobId, Groups>);
@@ -85,6 +83,13 @@ impl Restarts {
         groups.failed.insert(generation);
     }
 
+    /// A process of a job that is started anew at each change is started.
+    pub(crate) fn starts(&mut self, start: &StartWorkers) -> Result<(), String> {
+        let groups = self.0.entry(start.job).or_default();
+        let started = groups.starts(start);
+        started.map_err(|text| format!("{}: {text}", start.job))
+    }
+
     /// The head asks a node to start a part of a generation.
     pub(crate) fn ordered(&mut self, job: JobId, generation: Generation) {
         let groups = self.0.entry(job).or_default();
@@ -123,27 +128,5 @@ impl Restarts {
         Err(format!(
             "{job} has ended after too many failures: {failures}, and {allowed} restarts were allowed"
         ))
-    }
-}
-
-impl World {
-    /// A process of a job that is started anew at each change is started.
-    pub(crate) fn check_group(&mut self, pid: u32, start: &StartWorkers) {
-        let (job, generation) = (start.job, start.generation);
-        let groups = self.oracle.restarts.0.entry(job).or_default();
-        let started = groups.starts(start);
-        self.hold("restart", started.map_err(|text| format!("{job}: {text}")));
-        let old = self.processes.iter().find(|(_, process)| {
-            let place = process.model.place();
-            process.alive
-                && process.model.name.job == job
-                && place.is_some_and(|(other, _)| other < generation)
-        });
-        if let Some((old, _)) = old {
-            let text = format!(
-                "process {pid} of generation {generation} of {job} starts, and process {old} of an older one is there"
-            );
-            self.violation("G-3", text);
-        }
     }
 }

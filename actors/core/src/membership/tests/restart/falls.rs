@@ -10,42 +10,33 @@ fn the_loss_of_a_host_costs_nothing_though_its_peers_fail_first() {
     bed.fail(0);
     assert_eq!(bed.end(), None, "a lost node may be behind it");
     bed.pass(s(1));
-    let lost = node_lost(2, bed.now);
-    bed.then(lost);
+    bed.then(node_lost(2, bed.now));
     assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
-    assert_eq!(
-        bed.active().cause(),
-        "2 -> 1 workers, failures so far 0 of 0: rank 1 on h2: its node was lost: cable"
-    );
+    let cause = "2 -> 1 workers, failures so far 0 of 0: rank 1 on h2: its node was lost: cable";
+    assert_eq!(bed.active().cause(), cause);
     // Together in one step.
     let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
-    let facts = [failed(process(0, 1)), node_lost(2, bed.now)];
-    bed.steps(facts);
-    bed.settle();
+    bed.all([failed(process(0, 1)), node_lost(2, bed.now)]);
     assert_eq!((bed.number(), bed.restarts()), (2, 0));
     // Both nodes answer: the failure counts, and its stop is over.
     let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
     bed.fail(0);
-    assert_eq!(bed.end().unwrap().0, End::TooManyRestarts);
+    assert_eq!(bed.how(), Some(End::TooManyRestarts));
 }
 
 #[test]
 fn those_that_have_done_their_work_on_a_node_that_leaves_have_done_it() {
-    let drain = || Fact::Drain {
-        node: NodeId(2),
-        why: "maintenance".to_owned(),
-    };
     let mut bed = Bed::up(limits(2, 2, 0), &[1, 1]);
-    bed.then(drain());
+    bed.then(drain(2));
     assert_eq!(bed.number(), 1, "there is no other node");
     bed.done_by(&[1, 0]);
-    assert_eq!(bed.end().unwrap().0, End::Succeeded);
+    assert_eq!(bed.how(), Some(End::Succeeded));
 
     // One that had returned is started with the others, and not on that node.
     let mut bed = Bed::up(limits(1, 2, 1), &[1, 1]);
     bed.done_by(&[1]);
-    bed.then(drain());
-    assert_eq!((bed.number(), bed.stops()), (1, 0));
+    bed.then(drain(2));
+    assert_eq!((bed.number(), bed.stopped()), (1, vec![]));
     bed.fail(0);
     assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
 }
@@ -53,12 +44,12 @@ fn those_that_have_done_their_work_on_a_node_that_leaves_have_done_it() {
 #[test]
 fn groups_that_live_short_are_started_anew_after_pauses_that_grow() {
     let mut bed = Bed::up(limits(1, 1, 20), &[1]);
+    let last = |bed: &Bed| bed.membership.active().map_or(0, |last| last.number().0);
     let fail = |bed: &mut Bed| {
-        let number = bed.last_number();
-        let incarnation = number;
-        bed.then(failed(process(0, incarnation)));
+        let number = last(bed);
+        bed.then(failed(process(0, number)));
         let start = bed.now;
-        while bed.last_number() <= number {
+        while last(bed) <= number {
             bed.pass(ms(100));
         }
         (bed.now - start).as_millis() / 1000
@@ -71,8 +62,7 @@ fn groups_that_live_short_are_started_anew_after_pauses_that_grow() {
     // A node that joins has no part in that.
     let mut bed = Bed::up(limits(1, 3, 3), &[1]);
     for node in [2, 3] {
-        bed.room.insert(node, 1);
-        bed.then(Fact::Offered);
+        bed.offer(node, 1);
         bed.pass(ms(10));
         assert_eq!(bed.number(), node);
     }
@@ -80,17 +70,15 @@ fn groups_that_live_short_are_started_anew_after_pauses_that_grow() {
 
 #[test]
 fn room_for_too_few_is_given_back_if_another_job_waits() {
-    let mut bed = Bed::new(limits(3, 4, 0), &[2]);
-    bed.settle();
+    let mut bed = Bed::up(limits(3, 4, 0), &[2]);
     assert_eq!(bed.membership.shortage(), Some(2));
     bed.then(Fact::Contended);
-    let slots = vec![Slot(0), Slot(1)];
-    assert!(bed.done.contains(&Action::GiveBack { slots }));
+    assert!(bed.done.contains(&give_back(&[0, 1])));
     assert_eq!(bed.membership.shortage(), Some(0));
     // It takes nothing before room is offered.
     bed.room.insert(1, 4);
     bed.pass(s(5));
-    assert!(bed.membership.active().is_none());
+    assert!(bed.is_idle());
     bed.then(Fact::Offered);
     assert_eq!(bed.active().members().len(), 4);
     // A group that runs keeps what it has.
@@ -106,23 +94,14 @@ fn g3_an_end_that_was_not_seen_is_no_end() {
     let why = "its end was not seen".to_owned();
     let process = process(1, 1);
     bed.then(Fact::Unseen { process, why });
-    bed.then(Fact::Drain {
-        node: NodeId(2),
-        why: "a process may run there".to_owned(),
-    });
+    bed.then(drain(2));
     bed.join(3, 1);
-    assert!(bed.membership.active().is_none());
+    assert!(bed.is_idle());
     assert_eq!(bed.restarts(), 1);
     // The node says that nothing is left, or has had time enough.
-    let lost = Fact::NodeLost {
-        node: NodeId(2),
-        why: "left".to_owned(),
-        fenced: bed.now + s(10),
-    };
     bed.room.clear();
-    bed.then(lost);
-    assert!(bed.membership.active().is_none());
+    bed.then(node_lost(2, bed.now + s(10)));
+    assert!(bed.is_idle());
     bed.pass(s(11));
-    assert_eq!(bed.ranks().len(), 2);
-    assert!(bed.ranks().iter().all(|rank| rank.2 != 2));
+    assert_eq!(bed.nodes(), [1, 3]);
 }

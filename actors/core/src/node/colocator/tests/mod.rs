@@ -9,6 +9,7 @@ mod orders;
 mod starts;
 mod stopping;
 
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::worker::LOCAL_PROTOCOL;
 use kolo_wire::{Exit, FromWorker, NodeEvent, NodeReply};
 
@@ -23,67 +24,169 @@ const HELLO: Duration = Duration::from_secs(10);
 /// What ends a stay when no worker is left.
 const CLOSE: [Output; 2] = [Output::CloseCalls(STAY.job), Output::CloseWarden(STAY)];
 
-/// A job with a reservation and a warden.
-fn reserved() -> Colocator {
-    let mut core = Colocator::new(Arc::new(testing::here()), STAY);
-    assert_eq!(core.warden(Ok(())), []);
-    core
+/// The first generation.
+const FIRST: Generation = Generation(1);
+
+/// A job on the node, and the time there.
+struct Job {
+    core: Colocator,
+    now: Instant,
+    asks: u64,
 }
 
-fn begin(core: &mut Colocator, start: StartWorkers) -> Result<Vec<Output>, Refusal> {
-    core.start(Instant::now(), AskId(1), start, Vec::new())
-}
-
-/// A job whose processes run: slot and rank n have process id 100 + n.
-fn running(workers: u32, now: Instant) -> Colocator {
-    let mut core = reserved();
-    let spawns = begin(&mut core, testing::start(workers)).unwrap();
-    assert_eq!(spawns.len(), 1 + workers as usize);
-    for slot in 0..workers {
-        let outputs = core.worker(now, at(slot), WorkerEvent::Spawned { pid: 100 + slot });
-        let last = slot + 1 == workers;
-        assert_eq!(!outputs.is_empty(), last, "answered when all are started");
+impl Job {
+    /// A job whose warden is being started.
+    fn new() -> Self {
+        Self {
+            core: Colocator::new(Arc::new(testing::here()), STAY),
+            now: Instant::now(),
+            asks: 0,
+        }
     }
-    core
+
+    /// A job with a reservation and a warden.
+    fn reserved() -> Self {
+        let mut job = Self::new();
+        assert_eq!(job.core.warden(Ok(())), []);
+        job
+    }
+
+    /// A job whose processes run.
+    fn of(start: StartWorkers) -> Self {
+        let mut job = Self::reserved();
+        job.starts(start);
+        job
+    }
+
+    fn running(workers: u32) -> Self {
+        Self::of(testing::start(workers))
+    }
+
+    /// A job whose workers take calls.
+    fn ready(workers: u32) -> Self {
+        let mut job = Self::running(workers);
+        for slot in 0..workers {
+            job.greets(at(slot));
+            assert_eq!(job.readies(at(slot)), []);
+        }
+        job.core.take_reports();
+        job
+    }
+
+    fn begin(&mut self, start: StartWorkers) -> Result<Vec<Output>, Refusal> {
+        self.asks += 1;
+        let ask = AskId(self.asks);
+        self.core.start(self.now, ask, start, Vec::new())
+    }
+
+    /// Workers are started, and their processes run.
+    fn starts(&mut self, start: StartWorkers) {
+        let spawned = spawned(&self.begin(start).unwrap());
+        for worker in &spawned {
+            let outputs = self.runs(*worker);
+            let is_answered = !answered(&outputs).is_empty();
+            assert_eq!(is_answered, Some(worker) == spawned.last());
+        }
+    }
+
+    fn has(&mut self, worker: WorkerId, event: WorkerEvent) -> Vec<Output> {
+        self.core.worker(self.now, worker, event)
+    }
+
+    fn runs(&mut self, worker: WorkerId) -> Vec<Output> {
+        let pid = pid(worker);
+        self.has(worker, WorkerEvent::Spawned { pid })
+    }
+
+    fn says(&mut self, worker: WorkerId, message: FromWorker) -> Vec<Output> {
+        self.has(worker, WorkerEvent::Said(message))
+    }
+
+    fn greets(&mut self, worker: WorkerId) -> Vec<Output> {
+        self.says(worker, hello_of(LOCAL_PROTOCOL, pid(worker), 9))
+    }
+
+    fn readies(&mut self, worker: WorkerId) -> Vec<Output> {
+        self.says(worker, FromWorker::Ready { address: None })
+    }
+
+    fn ends(&mut self, worker: WorkerId, exit: Exit) -> Vec<Output> {
+        let stderr_tail = vec!["last words".to_owned()];
+        self.has(worker, WorkerEvent::Exited { exit, stderr_tail })
+    }
+
+    /// Time passes, in one step.
+    fn pass(&mut self, time: Duration) -> Vec<Output> {
+        self.now += time;
+        self.core.tick(self.now)
+    }
+
+    /// When time is to be looked at next.
+    fn due(&self) -> Option<Duration> {
+        let deadline = self.core.next_deadline();
+        deadline.map(|deadline| deadline - self.now)
+    }
+
+    fn stop(&mut self) -> Vec<Output> {
+        self.core.stop(self.now, "done")
+    }
+
+    fn stop_worker(&mut self, worker: WorkerId, why: &str) -> Vec<Output> {
+        let name = (worker.slot, worker.incarnation);
+        self.core.stop_worker(self.now, name, why)
+    }
+
+    /// The exits that are reported: slot, incarnation, generation, and whether it was expected.
+    fn exits(&mut self) -> Vec<(u32, u64, u64, bool)> {
+        let reports = self.core.take_reports().into_iter();
+        let exits = reports.filter_map(|event| match event {
+            NodeEvent::WorkerExited {
+                slot,
+                incarnation,
+                generation,
+                expected,
+                ..
+            } => Some((slot.0, incarnation.0, generation.0, expected)),
+            _ => None,
+        });
+        exits.collect()
+    }
+
+    /// The last report, which is of an exit, and whether it was expected.
+    fn report(&mut self) -> (RankFailure, bool) {
+        match self.core.take_reports().pop() {
+            Some(NodeEvent::WorkerExited {
+                failure, expected, ..
+            }) => (failure, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Why a worker is killed that does this.
+    fn killed_for(&mut self, worker: WorkerId, event: WorkerEvent) -> String {
+        let killed = [Output::Signal(worker, Signal::Kill)];
+        assert_eq!(self.has(worker, event), killed);
+        self.ends(worker, Exit::Signal(9));
+        let (failure, expected) = self.report();
+        assert!(!expected);
+        failure.reason.expect("why it was killed")
+    }
 }
 
-fn hello(slot: u32) -> WorkerEvent {
-    hello_of(LOCAL_PROTOCOL, 100 + slot, 9)
+/// The process ids of the tests.
+fn pid(worker: WorkerId) -> u32 {
+    100 * worker.incarnation.0 as u32 + worker.slot.0
 }
 
-fn hello_of(protocol: u32, pid: u32, registry: u64) -> WorkerEvent {
-    WorkerEvent::Said(FromWorker::Hello {
+fn hello_of(protocol: u32, pid: u32, registry: u64) -> FromWorker {
+    FromWorker::Hello {
         protocol,
         pid,
         registry,
-    })
-}
-
-fn ready(workers: u32, now: Instant) -> Colocator {
-    let mut core = running(workers, now);
-    for slot in 0..workers {
-        let outputs = core.worker(now, at(slot), hello(slot));
-        assert!(matches!(
-            outputs[..],
-            [Output::Tell(_, ToWorker::Welcome { .. })]
-        ));
-        let ready = WorkerEvent::Said(FromWorker::Ready { address: None });
-        assert_eq!(core.worker(now, at(slot), ready), []);
-        assert!(matches!(
-            core.take_reports()[..],
-            [NodeEvent::WorkerReady { .. }]
-        ));
-    }
-    core
-}
-
-fn exited(exit: Exit) -> WorkerEvent {
-    WorkerEvent::Exited {
-        exit,
-        stderr_tail: vec!["last words".to_owned()],
     }
 }
 
+/// The loss of a rank on another node.
 fn failure(rank: u32) -> RankFailure {
     RankFailure {
         rank: Rank(rank),
@@ -106,51 +209,49 @@ fn spawned(outputs: &[Output]) -> Vec<WorkerId> {
     spawns.collect()
 }
 
-/// The exits that are reported: slot, incarnation, generation, and whether it was expected.
-fn exits(core: &mut Colocator) -> Vec<(u32, u64, u64, bool)> {
-    let reports = core.take_reports().into_iter();
-    let exits = reports.filter_map(|event| match event {
-        NodeEvent::WorkerExited {
-            slot,
-            incarnation,
-            generation,
-            expected,
-            ..
-        } => Some((slot.0, incarnation.0, generation.0, expected)),
+/// The starts that are answered: each with slots and process ids.
+fn answered(outputs: &[Output]) -> Vec<(u64, Vec<(u32, u32)>)> {
+    let answers = outputs.iter().filter_map(|output| match output {
+        Output::Answer {
+            ask,
+            reply: NodeReply::Started { pids },
+        } => {
+            let pids = pids.iter().map(|(slot, pid)| (slot.0, *pid));
+            Some((ask.0, pids.collect()))
+        }
         _ => None,
     });
-    exits.collect()
+    answers.collect()
 }
 
-/// The last report, which is of an exit.
-fn report(core: &mut Colocator) -> (RankFailure, bool) {
-    match core.take_reports().pop() {
-        Some(NodeEvent::WorkerExited {
-            failure, expected, ..
-        }) => (failure, expected),
+/// The workers that are told something, and what.
+fn told(outputs: &[Output]) -> Vec<(WorkerId, ToWorker)> {
+    let told = outputs.iter().filter_map(|output| match output {
+        Output::Tell(worker, message) => Some((*worker, message.clone())),
+        _ => None,
+    });
+    told.collect()
+}
+
+/// The workers that hear of a loss, where nothing else is done.
+fn hear_of_a_loss(outputs: &[Output]) -> Vec<WorkerId> {
+    let told = outputs.iter().map(|output| match output {
+        Output::Tell(worker, ToWorker::RankLost { .. }) => *worker,
         other => panic!("{other:?}"),
-    }
-}
-
-fn killed_for(core: &mut Colocator, now: Instant, slot: u32, event: WorkerEvent) -> String {
-    let outputs = core.worker(now, at(slot), event);
-    assert_eq!(outputs, [signal(slot, Signal::Kill)]);
-    core.worker(now, at(slot), exited(Exit::Signal(9)));
-    let (failure, expected) = report(core);
-    assert!(!expected);
-    failure.reason.expect("why it was killed")
+    });
+    told.collect()
 }
 
 #[test]
 fn a_reservation_ends_by_release_or_by_its_lease() {
-    let mut core = reserved();
-    assert_eq!(core.stop(Instant::now(), "released"), CLOSE);
-    assert_eq!(core.closed(), [Output::EndOutput(STAY.job)]);
-    assert_eq!(core.take_reports(), [], "the head knows already");
-    let refusal = begin(&mut core, testing::start(1)).unwrap_err();
+    let mut job = Job::reserved();
+    assert_eq!(job.stop(), CLOSE);
+    assert_eq!(job.core.closed(), [Output::EndOutput(STAY.job)]);
+    assert_eq!(job.core.take_reports(), [], "the head knows already");
+    let refusal = job.begin(testing::start(1)).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::Stopped);
 
-    let mut core = reserved();
+    let mut core = Job::reserved().core;
     assert_eq!(core.expire()[0], Output::EndOutput(STAY.job));
     assert!(core.is_expired());
     assert_eq!(core.closed(), [], "its output may be that of a new stay");
@@ -159,180 +260,145 @@ fn a_reservation_ends_by_release_or_by_its_lease() {
 
 #[test]
 fn a_worker_that_never_says_hello_is_killed() {
-    let now = Instant::now();
-    let mut core = running(2, now);
-    assert_eq!(core.next_deadline(), Some(now + HELLO));
-    core.worker(now, at(0), hello(0));
-    assert!(core.tick(now + HELLO / 2).is_empty());
-    assert_eq!(core.tick(now + HELLO), [signal(1, Signal::Kill)]);
-    assert!(core.tick(now + HELLO).is_empty(), "once");
-    assert_eq!(core.next_deadline(), Some(now + HELLO + KILLED));
-    assert!(
-        core.worker(now, at(1), hello(1)).is_empty(),
-        "too late does not count"
-    );
-    core.worker(now, at(1), exited(Exit::Signal(9)));
-    let (failure, expected) = report(&mut core);
+    let mut job = Job::running(2);
+    assert_eq!(job.due(), Some(HELLO));
+    job.greets(at(0));
+    assert_eq!(job.pass(HELLO / 2), []);
+    assert_eq!(job.pass(HELLO / 2), [signal(1, Signal::Kill)]);
+    assert_eq!(job.pass(Duration::ZERO), [], "once");
+    assert_eq!(job.due(), Some(KILLED));
+    assert_eq!(job.greets(at(1)), [], "too late does not count");
+    job.ends(at(1), Exit::Signal(9));
+    let (failure, expected) = job.report();
     assert!(!expected);
     assert!(failure.reason.unwrap().contains("hello within 10s"));
     assert_eq!(failure.stderr_tail, ["last words"]);
-}
 
-#[test]
-fn a_process_that_ends_at_once_is_told_why_that_may_be() {
-    let now = Instant::now();
-    let mut core = running(1, now);
-    core.worker(now, at(0), exited(Exit::Code(0)));
-    let (failure, expected) = report(&mut core);
+    // One that ends at once is told why that may be.
+    let mut job = Job::running(1);
+    job.ends(at(0), Exit::Code(0));
+    let (failure, expected) = job.report();
     assert!(!expected);
     assert!(failure.reason.unwrap().contains("before it said hello"));
-    assert!(core.worker(now, at(0), exited(Exit::Code(0))).is_empty());
+    assert_eq!(job.ends(at(0), Exit::Code(0)), []);
 }
 
 #[test]
 fn a_worker_of_another_program_is_refused() {
-    let now = Instant::now();
-    let with = |event| {
-        let mut core = running(2, now);
-        core.worker(now, at(0), hello(0));
-        killed_for(&mut core, now, 1, event)
-    };
-    let reason = with(hello_of(LOCAL_PROTOCOL, 101, 10));
-    assert!(reason.contains("registers other functions"), "{reason}");
-    let reason = with(hello_of(LOCAL_PROTOCOL + 1, 101, 9));
-    assert!(
-        reason.contains(&format!(
-            "version {} of the local protocol",
-            LOCAL_PROTOCOL + 1
-        )),
-        "{reason}"
-    );
-    let reason = with(hello_of(LOCAL_PROTOCOL, 4711, 9));
-    assert!(reason.contains("process 4711 said hello"), "{reason}");
+    let next = LOCAL_PROTOCOL + 1;
+    let version = format!("version {next} of the local protocol");
+    for (hello, why) in [
+        (
+            hello_of(LOCAL_PROTOCOL, 101, 10),
+            "registers other functions",
+        ),
+        (hello_of(next, 101, 9), version.as_str()),
+        (hello_of(LOCAL_PROTOCOL, 4711, 9), "process 4711 said hello"),
+    ] {
+        let mut job = Job::running(2);
+        job.greets(at(0));
+        let reason = job.killed_for(at(1), WorkerEvent::Said(hello));
+        assert!(reason.contains(why), "{reason}");
+    }
 }
 
 #[test]
 fn a_worker_may_renew_its_certificate_and_not_ask_for_one_after_the_other() {
-    let mut now = Instant::now();
-    let mut core = ready(1, now);
-    let sign = || WorkerEvent::Said(FromWorker::Sign { csr: vec![1] });
-    for _ in 0..100 {
-        now += Duration::from_secs(3);
-        assert_eq!(
-            core.worker(now, at(0), sign()),
-            [Output::Sign(at(0), vec![1])]
-        );
+    let sign = || FromWorker::Sign { csr: vec![1] };
+    for (times, pause) in [(100, Duration::from_secs(3)), (8, Duration::ZERO)] {
+        let mut job = Job::ready(1);
+        for _ in 0..times {
+            job.now += pause;
+            assert_eq!(job.says(at(0), sign()), [Output::Sign(at(0), vec![1])]);
+        }
+        if pause.is_zero() {
+            let reason = job.killed_for(at(0), WorkerEvent::Said(sign()));
+            let why = "one certificate after the other";
+            assert!(reason.contains(why), "{reason}");
+        }
     }
-    let mut core = ready(1, now);
-    for _ in 0..8 {
-        assert_eq!(
-            core.worker(now, at(0), sign()),
-            [Output::Sign(at(0), vec![1])]
-        );
-    }
-    let reason = killed_for(&mut core, now, 0, sign());
-    assert!(
-        reason.contains("one certificate after the other"),
-        "{reason}"
-    );
 }
 
 #[test]
 fn messages_out_of_turn_end_a_worker() {
-    let now = Instant::now();
-    let early = [
-        WorkerEvent::Said(FromWorker::Sign { csr: Vec::new() }),
-        WorkerEvent::Said(FromWorker::Ready { address: None }),
-        WorkerEvent::Said(FromWorker::ConnectPeer {
-            rank: Rank(0),
-            generation: Generation(1),
-        }),
-        WorkerEvent::Said(FromWorker::RequestLink {
-            rank: Rank(0),
-            generation: Generation(1),
+    let (rank, generation) = (Rank(0), FIRST);
+    let again = || FromWorker::Ready { address: None };
+    for early in [
+        FromWorker::Sign { csr: Vec::new() },
+        again(),
+        FromWorker::ConnectPeer { rank, generation },
+        FromWorker::RequestLink {
+            rank,
+            generation,
             group: 0,
-        }),
-    ];
-    for event in early {
-        let mut core = running(1, now);
-        assert!(killed_for(&mut core, now, 0, event).contains("out of turn"));
+        },
+    ] {
+        let reason = Job::running(1).killed_for(at(0), WorkerEvent::Said(early));
+        assert!(reason.contains("out of turn"), "{reason}");
     }
-    let mut core = ready(1, now);
-    assert!(killed_for(&mut core, now, 0, hello(0)).contains("hello twice"));
-    let mut core = ready(1, now);
-    let again = WorkerEvent::Said(FromWorker::Ready { address: None });
-    assert!(killed_for(&mut core, now, 0, again).contains("out of turn"));
-    let mut core = ready(1, now);
-    let fault = WorkerEvent::Fault {
-        reason: "garbage".to_owned(),
-    };
-    assert_eq!(killed_for(&mut core, now, 0, fault), "garbage");
+    let fault = "garbage".to_owned();
+    for (late, why) in [
+        (
+            WorkerEvent::Said(hello_of(LOCAL_PROTOCOL, 100, 9)),
+            "hello twice",
+        ),
+        (WorkerEvent::Said(again()), "out of turn"),
+        (WorkerEvent::Fault { reason: fault }, "garbage"),
+    ] {
+        let reason = Job::ready(1).killed_for(at(0), late);
+        assert!(reason.contains(why), "{reason}");
+    }
 }
 
 #[test]
 fn a_worker_that_hangs_up_must_go_soon_unless_it_is_stopping() {
-    let now = Instant::now();
-    let later = now + HANG_UP;
     let hung_up = || {
-        let mut core = ready(1, now);
-        for (socket, when) in [("call", now), ("control", later)] {
+        let mut job = Job::ready(1);
+        for (socket, pause) in [("call", Duration::ZERO), ("control", HANG_UP / 2)] {
+            job.now += pause;
             let closed = WorkerEvent::Closed { socket };
-            assert_eq!(core.worker(when, at(0), closed), []);
+            assert_eq!(job.has(at(0), closed), []);
         }
-        assert_eq!(core.next_deadline(), Some(later));
-        core
+        assert_eq!(job.due(), Some(HANG_UP / 2));
+        job
     };
-    let mut core = hung_up();
-    assert_eq!(core.tick(later), [signal(0, Signal::Kill)]);
-    assert_eq!(core.tick(later), [], "once");
-    assert_eq!(core.next_deadline(), Some(later + KILLED));
-    core.worker(later, at(0), exited(Exit::Signal(9)));
-    let reason = report(&mut core).0.reason;
-    assert_eq!(
-        reason.as_deref(),
-        Some("it closed its call socket and went on running")
-    );
-    let mut core = hung_up();
-    core.stop(now, "done");
-    assert_eq!(core.tick(later), []);
+    let mut job = hung_up();
+    assert_eq!(job.pass(HANG_UP / 2), [signal(0, Signal::Kill)]);
+    assert_eq!(job.pass(Duration::ZERO), [], "once");
+    assert_eq!(job.due(), Some(KILLED));
+    job.ends(at(0), Exit::Signal(9));
+    let why = "it closed its call socket and went on running";
+    assert_eq!(job.report().0.reason.as_deref(), Some(why));
+    let mut job = hung_up();
+    job.stop();
+    assert_eq!(job.pass(HANG_UP), []);
     // The last output of a process may take longer than that.
-    let mut core = hung_up();
-    assert_eq!(core.worker(now, at(0), WorkerEvent::Ended), []);
-    assert_eq!(core.next_deadline(), None);
-    assert_eq!(core.tick(later), []);
-    core.worker(later, at(0), exited(Exit::Code(0)));
-    assert_eq!(report(&mut core).0.reason, None);
+    let mut job = hung_up();
+    assert_eq!(job.has(at(0), WorkerEvent::Ended), []);
+    assert_eq!(job.due(), None);
+    assert_eq!(job.pass(HANG_UP), []);
+    job.ends(at(0), Exit::Code(0));
+    assert_eq!(job.report().0.reason, None);
 }
 
 #[test]
 fn a_signing_request_goes_to_the_head() {
-    let now = Instant::now();
-    let mut core = running(1, now);
-    core.worker(now, at(0), hello(0));
+    let mut job = Job::running(1);
+    job.greets(at(0));
     let csr = vec![1, 2, 3];
-    assert_eq!(
-        core.worker(
-            now,
-            at(0),
-            WorkerEvent::Said(FromWorker::Sign { csr: csr.clone() })
-        ),
-        [Output::Sign(at(0), csr)]
-    );
+    let sign = FromWorker::Sign { csr: csr.clone() };
+    assert_eq!(job.says(at(0), sign), [Output::Sign(at(0), csr)]);
     let certificate = ToWorker::Certificate {
         certificate: vec![4],
         authority: vec![9],
     };
-    assert_eq!(
-        core.signed(now, at(0), Ok(vec![4])),
-        [Output::Tell(at(0), certificate)]
-    );
-    let refusal = Refusal::new(RefusalKind::Timeout, "no head");
-    assert_eq!(
-        core.signed(now, at(0), Err(refusal.clone())),
-        [signal(0, Signal::Kill)]
-    );
+    let signed = job.core.signed(job.now, at(0), Ok(vec![4]));
+    assert_eq!(signed, [Output::Tell(at(0), certificate)]);
+    let refused = || Err(Refusal::new(RefusalKind::Timeout, "no head"));
+    let killed = job.core.signed(job.now, at(0), refused());
+    assert_eq!(killed, [signal(0, Signal::Kill)]);
     // One that has a certificate can wait.
-    let mut core = ready(1, now);
-    let outputs = core.signed(now, at(0), Err(refusal));
+    let mut job = Job::ready(1);
+    let outputs = job.core.signed(job.now, at(0), refused());
     assert!(matches!(&outputs[..], [Output::Warn(text)] if text.contains("no head")));
 }

@@ -31,44 +31,40 @@ proptest! {
     /// report of it.
     #[test]
     fn every_order_of_events_ends_well(steps in proptest::collection::vec(step(), 0..80)) {
-        let mut now = Instant::now();
-        let mut core = reserved();
-        let mut log = begin(&mut core, testing::start(4)).unwrap();
+        let mut job = Job::reserved();
+        let mut log = job.begin(testing::start(4)).unwrap();
         for step in steps {
             log.extend(match step {
                 Step::Event(slot, kind) => {
                     let event = match kind {
                         0 => WorkerEvent::Spawned { pid: 100 + slot },
-                        1 => hello(slot),
+                        1 => WorkerEvent::Said(hello_of(LOCAL_PROTOCOL, 100 + slot, 9)),
                         2 => WorkerEvent::Said(FromWorker::Ready { address: None }),
-                        3 => WorkerEvent::Said(FromWorker::ConnectPeer { rank: Rank(3 - slot), generation: Generation(1) }),
-                        8 => WorkerEvent::Said(FromWorker::RequestLink { rank: Rank(3 - slot), generation: Generation(1), group: 0 }),
+                        3 => WorkerEvent::Said(FromWorker::ConnectPeer { rank: Rank(3 - slot), generation: FIRST }),
+                        8 => WorkerEvent::Said(FromWorker::RequestLink { rank: Rank(3 - slot), generation: FIRST, group: 0 }),
                         4 => WorkerEvent::Fault { reason: "x".to_owned() },
                         5 => WorkerEvent::Said(FromWorker::Sign { csr: Vec::new() }),
                         7 => WorkerEvent::Closed { socket: "call" },
                         9 => WorkerEvent::Ended,
                         6 => WorkerEvent::SpawnFailed { exit: Exit::Unknown, reason: "x".to_owned() },
-                        _ => exited(Exit::Code(0)),
+                        _ => WorkerEvent::Exited { exit: Exit::Code(0), stderr_tail: Vec::new() },
                     };
-                    core.worker(now, at(slot), event)
+                    job.has(at(slot), event)
                 }
-                Step::Tick(seconds) => {
-                    now += Duration::from_secs(seconds);
-                    core.tick(now)
-                }
-                Step::Stop => core.stop(now, "x"),
-                Step::Lost(rank) => core.rank_lost(Generation(1), failure(rank)).unwrap(),
-                Step::Table => core.membership(testing::table(4, 1)).unwrap_or_default(),
+                Step::Tick(seconds) => job.pass(Duration::from_secs(seconds)),
+                Step::Stop => job.stop(),
+                Step::Lost(rank) => job.core.rank_lost(FIRST, failure(rank)).unwrap(),
+                Step::Table => job.core.membership(testing::table(4, 1)).unwrap_or_default(),
             });
         }
-        log.extend(core.stop(now, "end"));
-        log.extend(core.tick(now + GRACE * 3));
+        log.extend(job.stop());
+        log.extend(job.pass(GRACE * 3));
         for slot in 0..4 {
-            log.extend(core.worker(now, at(slot), exited(Exit::Signal(9))));
+            log.extend(job.ends(at(slot), Exit::Signal(9)));
         }
         prop_assert_eq!(log.iter().filter(|output| **output == Output::CloseWarden(STAY)).count(), 1);
-        log.extend(core.closed());
-        prop_assert!(core.is_gone());
+        log.extend(job.core.closed());
+        prop_assert!(job.core.is_gone());
 
         let mut welcome = [false; 4];
         let mut ended = [0; 4];
@@ -94,7 +90,7 @@ proptest! {
             }
         }
         prop_assert_eq!(answered, 1);
-        let reports = core.take_reports();
+        let reports = job.core.take_reports();
         for event in &reports {
             if let NodeEvent::WorkerExited { slot, .. } = event {
                 ended[slot.0 as usize] += 1;

@@ -2,114 +2,92 @@
 
 use super::*;
 
+/// A job with one worker, with a start of its own.
+fn one(change: impl FnOnce(&mut StartWorkers)) -> Job {
+    let mut start = testing::start(1);
+    change(&mut start);
+    Job::of(start)
+}
+
 #[test]
 fn a_stop_goes_from_notice_to_term_to_kill() {
-    let now = Instant::now();
-    let mut core = ready(2, now);
-    core.stop(now, "done");
-    assert_eq!(core.next_deadline(), Some(now + GRACE));
-    assert!(core.tick(now + GRACE / 2).is_empty());
-    assert_eq!(
-        core.tick(now + GRACE),
-        [signal(0, Signal::Terminate), signal(1, Signal::Terminate)]
-    );
-    core.worker(now, at(0), exited(Exit::Signal(15)));
-    assert_eq!(core.tick(now + GRACE * 2), [signal(1, Signal::Kill)]);
-    let outputs = core.worker(now, at(1), exited(Exit::Signal(9)));
-    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
-    assert_eq!(core.next_deadline(), None, "nothing is left to try");
+    let mut job = Job::ready(2);
+    job.stop();
+    assert_eq!(job.due(), Some(GRACE));
+    assert_eq!(job.pass(GRACE / 2), []);
+    let term = [signal(0, Signal::Terminate), signal(1, Signal::Terminate)];
+    assert_eq!(job.pass(GRACE / 2), term);
+    job.ends(at(0), Exit::Signal(15));
+    assert_eq!(job.pass(GRACE), [signal(1, Signal::Kill)]);
+    let outputs = job.ends(at(1), Exit::Signal(9));
+    assert_eq!(outputs[outputs.len() - 2..], CLOSE);
+    assert_eq!(job.due(), None, "nothing is left to try");
 }
 
 #[test]
 fn a_worker_whose_end_is_not_seen_after_its_kill_does_not_hold_the_job() {
-    let now = Instant::now();
-    let mut core = ready(2, now);
-    core.stop(now, "done");
-    core.worker(now, at(0), exited(Exit::Signal(15)));
+    let mut job = Job::ready(2);
+    job.stop();
+    job.ends(at(0), Exit::Signal(15));
+    job.core.take_reports();
     // The first look at the time comes late: the end is waited for from the KILL on.
-    let late = now + GRACE * 10;
-    assert_eq!(
-        core.tick(late),
-        [signal(1, Signal::Terminate), signal(1, Signal::Kill)]
-    );
-    assert_eq!(core.next_deadline(), Some(late + KILLED));
-    let outputs = core.tick(late + KILLED);
-    assert!(core.take_reports().iter().any(|event| matches!(
-        event,
+    let both = [signal(1, Signal::Terminate), signal(1, Signal::Kill)];
+    assert_eq!(job.pass(GRACE * 10), both);
+    assert_eq!(job.due(), Some(KILLED));
+    let outputs = job.pass(KILLED);
+    let reports = job.core.take_reports();
+    assert!(matches!(
+        &reports[0],
         NodeEvent::WorkerExited { slot: Slot(1), failure, .. }
             if failure.exit == Exit::Unknown
                 && failure.reason.as_deref().is_some_and(|reason| reason.contains("after its KILL"))
-    )));
-    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
-    assert_eq!(core.next_deadline(), None);
-    assert!(
-        core.worker(late, at(1), exited(Exit::Signal(9))).is_empty(),
-        "told once"
-    );
-    core.closed();
-    assert!(core.is_gone());
+    ));
+    assert_eq!(outputs[outputs.len() - 2..], CLOSE);
+    assert_eq!(job.due(), None);
+    assert_eq!(job.ends(at(1), Exit::Signal(9)), [], "told once");
+    job.core.closed();
+    assert!(job.core.is_gone());
 }
 
 #[test]
 fn without_grace_a_stop_kills() {
-    let now = Instant::now();
-    let mut core = reserved();
-    let mut start = testing::start(1);
-    start.grace_ms = 0;
-    begin(&mut core, start).unwrap();
-    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
-    core.worker(now, at(0), hello(0));
-    let outputs = core.stop(now, "done");
-    assert!(matches!(
-        outputs[..],
-        [
-            Output::Tell(_, ToWorker::Stop { .. }),
-            Output::Signal(_, Signal::Terminate),
-            Output::Signal(_, Signal::Kill)
-        ]
-    ));
+    let mut job = one(|start| start.grace_ms = 0);
+    job.greets(at(0));
+    let outputs = job.stop();
+    assert!(matches!(outputs[0], Output::Tell(_, ToWorker::Stop { .. })));
+    let both = [signal(0, Signal::Terminate), signal(0, Signal::Kill)];
+    assert_eq!(outputs[1..], both);
 }
 
 #[test]
 fn absurd_times_do_not_overflow() {
-    let now = Instant::now();
-    let mut core = reserved();
-    let mut start = testing::start(1);
-    start.grace_ms = u64::MAX;
-    start.hello_timeout_ms = u64::MAX;
-    begin(&mut core, start).unwrap();
-    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
-    assert_eq!(core.next_deadline(), Some(now + MAX_WAIT));
-    core.stop(now, "done");
-    core.tick(now + MAX_WAIT * 3);
+    let mut job = one(|start| (start.grace_ms, start.hello_timeout_ms) = (u64::MAX, u64::MAX));
+    assert_eq!(job.due(), Some(MAX_WAIT));
+    job.stop();
+    job.pass(MAX_WAIT * 3);
 }
 
 #[test]
 fn a_worker_without_a_hello_is_terminated_at_once() {
-    let now = Instant::now();
-    let mut core = reserved();
-    begin(&mut core, testing::start(2)).unwrap();
-    core.worker(now, at(0), WorkerEvent::Spawned { pid: 100 });
-    let outputs = core.stop(now, "done");
+    let mut job = Job::reserved();
+    job.begin(testing::start(2)).unwrap();
+    job.runs(at(0));
+    let outputs = job.stop();
     assert!(matches!(outputs[0], Output::Answer { .. }));
     assert_eq!(outputs[1..], [signal(0, Signal::Terminate)]);
     // One whose process comes into being only now.
-    let outputs = core.worker(now, at(1), WorkerEvent::Spawned { pid: 101 });
-    assert_eq!(outputs[0], signal(1, Signal::Terminate));
-    core.tick(now + GRACE * 2);
-    core.worker(now, at(0), exited(Exit::Signal(15)));
-    let outputs = core.worker(now, at(1), exited(Exit::Signal(15)));
-    assert_eq!(outputs.last(), Some(&Output::CloseWarden(STAY)));
+    assert_eq!(job.runs(at(1))[0], signal(1, Signal::Terminate));
+    job.pass(GRACE * 2);
+    job.ends(at(0), Exit::Signal(15));
+    let outputs = job.ends(at(1), Exit::Signal(15));
+    assert_eq!(outputs[outputs.len() - 2..], CLOSE);
 }
 
 #[test]
 fn a_stop_after_all_have_ended_closes_at_once() {
-    let now = Instant::now();
-    let mut core = ready(1, now);
-    let outputs = core.worker(now, at(0), exited(Exit::Code(0)));
-    assert!(
-        !outputs.contains(&Output::CloseWarden(STAY)),
-        "the head decides"
-    );
-    assert_eq!(core.stop(now, "over"), CLOSE);
+    let mut job = Job::ready(1);
+    let outputs = job.ends(at(0), Exit::Code(0));
+    // The head decides.
+    assert!(!outputs.contains(&Output::CloseWarden(STAY)));
+    assert_eq!(job.stop(), CLOSE);
 }
