@@ -1,11 +1,13 @@
 //! The largest job.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
-use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
+use kolo_wire::ids::{Incarnation, Rank};
+use kolo_wire::{Exit, JobEvent, NodeEvent, NodeReply, Placement, RankFailure};
 
+use super::end::{MAX_TAIL, MAX_TAIL_BYTES};
 use super::fixtures::{ended, sites, spec};
 use super::tests::{JOB, Run, healthy, submit};
 use super::*;

@@ -4,10 +4,12 @@ mod ends;
 mod installed;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use kolo_wire::ids::Incarnation;
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::{
-    JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure, StartWorkers,
+    Exit, JobEvent, JobState, NodeEvent, NodeReply, Placement, RankFailure, StartWorkers,
+    SubmitFrame,
 };
 
 use super::fixtures::{ended, exited, failure, pushed, ready, sites, spec};

@@ -1,7 +1,10 @@
 //! Jobs of Horovod's elastic workers, message by message.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use kolo_wire::ids::Incarnation;
-use kolo_wire::{Elastic, Installed, NodeEvent, NodeReply, NodeRequest, OnChange};
+use kolo_wire::{Elastic, Exit, Installed, JobState, NodeEvent, NodeReply, OnChange};
 
 use super::fixtures::{elastic, failure};
 use super::tests::{JOB, Run, submit};
@@ -143,7 +146,7 @@ fn a_process_starts_when_its_door_is_open_and_all_are_let_in_together() {
     assert_eq!(run.admitted(), None, "the other one has not come");
     run.door(1, 1, DoorNews::Arrived);
     assert_eq!(run.admitted(), Some((1, vec![(0, 1), (1, 1)])));
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Jobs that are started anew at each change, message by message.
 
-use kolo_wire::ids::Incarnation;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::{
-    Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, RankFailure,
-    SubmitFrame,
+    Elastic, Exit, Installed, JobEvent, JobState, NodeEvent, NodeReply, OnChange, RankFailure,
+    SubmitFrame, WorkerSignal,
 };
 
 use super::fixtures::{accounted, elastic, failure};
@@ -384,7 +387,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
         },
     );
     run.answer(3, NodeReply::Done);
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
     assert!(run.starts().is_empty());
 }
 
@@ -457,18 +460,18 @@ fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
     run.pushed_answer(2, Ok(NodeReply::Done));
     run.ends(2, 1, 1, Exit::Signal(15), true);
     run.pushed_answer(1, Ok(NodeReply::FreePort(0)));
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     // That of the group that was given up was on its way.
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(2);
+    run.now += Duration::from_secs(2);
     run.step(Event::Tick);
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(3);
+    run.now += Duration::from_secs(3);
     run.step(Event::Tick);
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(5);
+    run.now += Duration::from_secs(5);
     run.step(Event::Tick);
     run.all_done(2);
     let message = run.ended().1.unwrap().message;
@@ -503,7 +506,7 @@ fn g3_the_late_word_of_an_earlier_stay_ends_nothing_of_this_one() {
             if *node == NodeId(2) && matches!(**request, NodeRequest::Stop { .. }))
     };
     run.report(2, NodeEvent::JobGone { job: JOB });
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
     assert!(!run.has(is_left));
     // After the end of its process it may be of this stay.
     run.ends(2, 1, 1, Exit::Signal(9), true);

@@ -163,6 +163,6 @@ fn whoever_stops_a_job_is_named() {
             run.asked(),
             ["1:free", "2:free", "tell:stopped", "finished"]
         );
-        assert!(run.job.is_finished());
+        assert!(run.job.base.is_finished());
     }
 }
