@@ -12,8 +12,9 @@ mod restart;
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use kolo_wire::identity::Role;
+use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{ClusterId, DriverId};
 use kolo_wire::{
     HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeNetwork, NodeReply, Placement, Resources,
