@@ -100,6 +100,40 @@ impl Run {
         self.answer(node, NodeReply::Started { pids });
     }
 
+    /// A process of an elastic job has ended.
+    pub(super) fn ends(
+        &mut self,
+        node: u64,
+        slot: u32,
+        incarnation: u64,
+        exit: Exit,
+        expected: bool,
+    ) {
+        self.fails(node, slot, incarnation, failure(exit), expected);
+    }
+
+    pub(super) fn fails(
+        &mut self,
+        node: u64,
+        slot: u32,
+        incarnation: u64,
+        failure: RankFailure,
+        expected: bool,
+    ) {
+        let event = NodeEvent::WorkerExited {
+            job: JOB,
+            slot: Slot(slot),
+            failure: RankFailure {
+                pid: 40 + slot,
+                ..failure
+            },
+            expected,
+            incarnation: Incarnation(incarnation),
+            generation: Generation(incarnation),
+        };
+        self.report(node, event);
+    }
+
     /// The requests to start workers since the last call, each with its node.
     pub(super) fn starts(&mut self) -> Vec<(u64, StartWorkers)> {
         let taken = std::mem::take(&mut self.actions);
@@ -340,31 +374,6 @@ fn g2_a_node_that_vanishes_between_reserve_and_start_ends_the_job() {
 }
 
 #[test]
-fn a_start_timeout_names_the_ranks_that_did_not_come() {
-    let mut run = submit(&[2, 2], |_| ());
-    run.reserve_all(2, true);
-    run.start(1);
-    let pids = vec![(Slot(2), 77)];
-    run.answer(2, NodeReply::Started { pids });
-    run.report(1, ready(JOB, 0));
-    run.report(2, ready(JOB, 3));
-    run.asked();
-    assert_eq!(run.job.deadline(), Some(run.now + Duration::from_secs(30)));
-    run.now += Duration::from_secs(30);
-    run.step(Event::Tick);
-    assert_eq!(run.asked(), ["1:stop", "2:stop"]);
-    run.all_done(2);
-    let refusal = run.ended().1.unwrap();
-    assert_eq!(refusal.kind, RefusalKind::Timeout);
-    assert_eq!(
-        refusal.message,
-        "the group was not ready within its start timeout of 30 s: 2 of 4 workers did not come: \
-         rank 1 on host1 (node-0000000000000001; no process yet), \
-         rank 2 on host2 (node-0000000000000002; pid 77 said no hello)"
-    );
-}
-
-#[test]
 fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then() {
     type Step = fn(&mut Run);
     let tick: Step = |run| run.step(Event::Tick);
@@ -382,7 +391,7 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
     let brought: Step = |run| run.step(Event::Driver(SubmitFrame::ProgramReady));
     let no_reservation = "no answer to the reservation from host1 (node-0000000000000001)";
     let no_program = "its driver did not bring the program to all nodes";
-    let cases: [(Step, Step, &str); 6] = [
+    let cases: [(Step, Step, &str); 8] = [
         (none, tick, no_reservation),
         (none, held, no_reservation),
         (held, tick, no_program),
@@ -393,6 +402,19 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
             "no answer to the start from host1 (node-0000000000000001)",
         ),
         (
+            |run| {
+                run.reserve(1, true);
+                run.started(1, &[(0, 77)]);
+            },
+            tick,
+            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; pid 77 said no hello)",
+        ),
+        (
+            |run| run.reserve(1, true),
+            tick,
+            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; no process yet)",
+        ),
+        (
             whole,
             tick,
             "the membership was not taken by host1 (node-0000000000000001)",
@@ -401,7 +423,9 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
     for (before, then, expected) in cases {
         let mut run = submit(&[1], |spec| spec.start_timeout_ms = 500);
         before(&mut run);
-        run.now += Duration::from_millis(500);
+        let deadline = run.now + Duration::from_millis(500);
+        assert_eq!(run.job.deadline(), Some(deadline));
+        run.now = deadline;
         then(&mut run);
         assert_eq!(
             run.job.info(Duration::ZERO).reason.unwrap(),
@@ -410,7 +434,9 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
         // What comes then is given back.
         let asked = run.asked();
         let is_undone = |asked: &String| asked == "1:release" || asked == "1:stop";
-        let is_unanswered = expected == no_reservation && asked.len() == 1;
+        // A node that has not answered is asked when it has.
+        let is_unanswered =
+            expected == no_reservation && asked.len() == 1 || expected.ends_with("no process yet)");
         assert!(asked.iter().any(is_undone) || is_unanswered, "{asked:?}");
     }
 }

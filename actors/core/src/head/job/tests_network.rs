@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kolo_wire::{InterfaceSelection, JobState, NetworkChoice, NetworkReport};
+use kolo_wire::{InterfaceSelection, JobState, NetworkChoice, NetworkReport, SubmitFrame};
 
 use super::fixtures::ready;
 use super::tests::{JOB, Run, submit};

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | a new worker comes to the rendezvous for the first time | [`Fact::Ready`]; it waits there |
 //! | a worker asks for its rank again | it holds, or takes the generation that is published; it waits there |
-//! | the end of a survivor's connections to the others | [`membership::Action::Revoke`] |
-//! | a notice to rank 0 that hosts have changed | [`membership::Action::Hold`] |
-//! | the answers to all that wait | [`membership::Action::Active`] |
+//! | the end of a survivor's connections to the others | [`crate::membership::Action::Revoke`] |
+//! | a notice to rank 0 that hosts have changed | [`crate::membership::Action::Hold`] |
+//! | the answers to all that wait | [`crate::membership::Action::Active`] |
 //!
 //! A survivor of Horovod 0.28.1 keeps its connections open until the next generation is complete, so another one that waits for it would
 //! never ask. Nobody is let in before all nodes have ended the connections: a node that is late would end the next ones.

@@ -115,23 +115,6 @@ fn wait_for_available_slots() {
 }
 
 #[test]
-fn members_that_can_not_be_spared_stay_when_their_host_goes_from_the_list() {
-    let mut group = Group::new();
-    let first = group.node(1, 2);
-    group.node(2, 2);
-    let job = group.submit_on(2, 2, &[(1, 2)]);
-    group.name_hosts(job, &[]);
-    assert_eq!(group.members(job), (1, vec![(1, 2)]));
-    assert!(group.is_live(first, job));
-    // One after the other, as they come.
-    group.list(job, &[(2, 2)]);
-    group.pass(2);
-    group.commit(job);
-    assert_eq!(group.members(job).1, [(2, 2)]);
-    assert!(!group.is_live(first, job));
-}
-
-#[test]
 fn a_host_with_fewer_slots_is_left_and_comes_again_with_these() {
     let mut group = Group::new();
     group.node(1, 4);
@@ -228,6 +211,9 @@ fn a_dry_run_shows_what_the_job_would_begin_with() {
         refusal.message.starts_with("requested 7 workers"),
         "{refusal:?}"
     );
+    // They are no jobs of the past.
+    let jobs = world.request(HTTP, HeadRequest::Jobs);
+    assert_eq!(jobs, HeadReply::Jobs(Vec::new()));
 }
 
 #[test]

@@ -158,19 +158,3 @@ fn g3_nothing_of_a_node_that_was_cut_off_is_accepted_later() {
     group.world.report(back, late(3));
     assert_eq!(group.members(job).0, 3);
 }
-
-#[test]
-fn g3_half_of_a_group_waits_until_the_other_half_has_ended_for_certain() {
-    let mut group = Group::new();
-    let nodes = [1, 2].map(|node| group.node(node, 1));
-    let job = group.submit_as(1, 1, 2, |spec| spec.start_timeout_ms = 600_000);
-    group.world.disconnect(nodes[1]);
-    group.run();
-    // From the settings of this head, and not the default.
-    let fence = fence::of_head(LEASE, Duration::from_secs(1));
-    assert!(fence > JobConfig::default().fence);
-    group.pass(fence.as_secs() - 1);
-    assert_eq!(group.members(job).0, 1);
-    group.pass(2);
-    assert_eq!(group.members(job), (2, vec![(1, 1)]));
-}
