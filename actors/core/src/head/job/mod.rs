@@ -9,6 +9,9 @@
 //! [`Job::step`] takes what happened and gives what to do. Whoever drives it answers every
 //! [`Action::Request`] with one [`Event::Replied`] within its deadline; then every job ends, and every node that
 //! was asked to hold something is released, or named in [`Action::Abandon`], or lost (G-2).
+//!
+//! What all jobs have, and how they end, is of `Base`. A job that never changes its members takes its course as `Fixed`, and one
+//! whose members come and go as `Elastic`.
 
 mod base;
 mod elastic;

@@ -2,6 +2,7 @@
 
 use kolo_wire::JobHost;
 
+use super::drain::{drain, undrain};
 use super::elastic::Group;
 use super::*;
 
@@ -135,14 +136,7 @@ fn a_drain_counts_whatever_the_list_says_and_the_list_when_the_drain_is_over() {
     group.node(1, 1);
     let second = group.node(2, 1);
     let job = group.submit_on(2, 2, &[(1, 1), (2, 1)]);
-    let drain = |node: &str| HeadRequest::DrainNode {
-        node: node.to_owned(),
-        deadline_ms: 600_000,
-    };
-    let undrain = |node: &str| HeadRequest::UndrainNode {
-        node: node.to_owned(),
-    };
-    group.world.request(HTTP, drain("host2"));
+    group.world.request(HTTP, drain("host2", 600));
     group.list(job, &[(1, 1)]);
     group.list(job, &[(1, 1), (2, 1)]);
     assert!(group.is_live(second, job), "it can't be spared");
@@ -154,7 +148,7 @@ fn a_drain_counts_whatever_the_list_says_and_the_list_when_the_drain_is_over() {
         "it was drained all the time"
     );
     group.world.request(HTTP, undrain("host2"));
-    group.world.request(HTTP, drain("host3"));
+    group.world.request(HTTP, drain("host3", 600));
     group.list(job, &[(1, 1), (3, 1)]);
     // No longer drained, and off the list: it is not to stay.
     group.world.request(HTTP, undrain("host3"));

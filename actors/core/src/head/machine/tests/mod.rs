@@ -69,6 +69,17 @@ fn good(request: &NodeRequest) -> Option<Reply> {
     }))
 }
 
+/// A node that has no room, whatever it says of itself.
+fn full(request: &NodeRequest) -> Option<Reply> {
+    match request {
+        NodeRequest::Reserve { .. } => {
+            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
+            Some(Reply::Refused(refusal))
+        }
+        other => good(other),
+    }
+}
+
 /// Of the obituary of a node's daemon.
 fn seal(node: u64) -> Seal {
     Seal([node as u8; 32])

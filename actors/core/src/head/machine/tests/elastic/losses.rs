@@ -5,13 +5,7 @@ use super::*;
 #[test]
 fn when_the_node_of_the_first_seats_refuses_the_others_start_with_ranks_below_the_world_size() {
     let mut group = Group::new();
-    group.world.node(1, 2, |request| match request {
-        NodeRequest::Reserve { .. } => {
-            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
-            Some(Reply::Refused(refusal))
-        }
-        other => good(other),
-    });
+    group.world.node(1, 2, full);
     group.node(2, 2);
     // The bed looks at ranks and world sizes.
     let job = group.submit(1, 1, 4);
