@@ -1,14 +1,14 @@
 //! Jobs that nodes should not have any more: each node is asked to stop them until it confirms or its stay is over.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::JobId;
 use kolo_wire::{NodeReply, RefusalKind};
 
 use super::job::Reply;
 use super::registry::Session;
-use crate::pace::Backoff;
+use crate::pace::{Backoff, Ration};
 
 /// Jobs that a node is asked to stop at one time on top of those that it named when it registered. A node that reports
 /// more jobs that nobody knows is not asked to stop those.
@@ -19,12 +19,28 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
 
 /// By stay, what its node is asked to stop.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cleaning {
     stays: BTreeMap<Session, BTreeMap<JobId, Backoff>>,
+    /// Complaints about nodes that report too much.
+    complaints: Ration,
+}
+
+impl Default for Cleaning {
+    fn default() -> Self {
+        Self {
+            stays: BTreeMap::new(),
+            complaints: Ration::new(1, Duration::from_secs(10)),
+        }
+    }
 }
 
 impl Cleaning {
+    /// Whether to complain about a node that reports too much, which it may do without end.
+    pub(super) fn complains(&mut self, now: Instant) -> bool {
+        self.complaints.take(now)
+    }
+
     /// One more. False if the node is being asked already.
     pub(super) fn begin(&mut self, session: Session, job: JobId) -> bool {
         let (first, most) = PAUSES;

@@ -10,6 +10,8 @@ use super::registry::{NodeRegistry, Session};
 pub(super) struct Drains {
     nodes: Vec<(NodeId, Session, AskId)>,
     head: Vec<AskId>,
+    /// Why the head takes no more jobs.
+    pub(super) stopping: Option<String>,
 }
 
 impl Drains {

@@ -1,115 +1,149 @@
-//! Losses, and the end: undo on every node what was done there.
+//! The end of a job: undo on every node what was done there.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
-use kolo_wire::ids::NodeId;
+use kolo_wire::span::Span;
 use kolo_wire::{
-    Followers, JobEvent, JobState, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
+    Followers, JobEvent, JobState, NodeRequest, RankFailure, Refusal, RefusalKind, SubmitFrame,
     WorkerState,
 };
 
-use crate::fence::Fence;
+use super::messages::{Action, Event};
+use super::parts::{Hold, Part};
+use super::seat::Seat;
+use super::{Base, Phase, Rendezvous};
 
-use super::{
-    Action, Blame, Ending, Hold, Job, MAX_CAUSE, MAX_MESSAGE, MAX_REASON, MAX_TAIL, MAX_TAIL_BYTES,
-    Manner, Phase, Push, Rendezvous, Reply, Seat,
-};
+/// Lines of a dead worker's output that are kept.
+pub(super) const MAX_TAIL: usize = 200;
+/// Bytes of a dead worker's output that are kept.
+pub(super) const MAX_TAIL_BYTES: usize = 256 << 10;
+/// Longest reason of a failure, as a node tells it, in bytes.
+const MAX_CAUSE: usize = 4 << 10;
+/// Longest reason of a job's end, in bytes: a list of all jobs has one of each, and is one frame.
+pub(in crate::head) const MAX_REASON: usize = 1 << 10;
+/// Longest message to a driver, in bytes. With a failure beside it, it fits into a frame.
+const MAX_MESSAGE: usize = 1 << 20;
+/// How many culprits a message lists.
+const LISTED: usize = 16;
 
-impl Job {
-    /// A worker of a job that never changes has ended or is lost, as is told to everybody who may wait for it (F-1).
-    pub(super) fn exited(&mut self, failure: RankFailure, expected: bool) {
-        self.gone += 1;
-        if self.ending.is_some() {
-            return self.fell_too(failure, expected);
+/// With what the end begins where workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// A notice, or `SIGTERM`.
+    Careful,
+    /// `SIGINT`.
+    Interrupt,
+    /// `SIGKILL`.
+    Kill,
+}
+
+/// Why and how the job ends.
+#[derive(Debug)]
+pub(super) struct Ending {
+    state: JobState,
+    refusal: Option<Refusal>,
+    pub(super) reason: String,
+    /// Workers have ended it. Which failed first may be known better when all have ended.
+    blame: Option<Blame>,
+    pub(super) manner: Manner,
+    /// The driver was told.
+    pub(super) is_told: bool,
+}
+
+/// What stands before the first cause in the words for an end.
+#[derive(Debug)]
+struct Blame {
+    message: String,
+    /// Nothing if the reason has no first cause.
+    reason: Option<String>,
+}
+
+impl Ending {
+    pub(super) fn new(state: JobState, refusal: Option<Refusal>, reason: String) -> Self {
+        Self {
+            state,
+            refusal,
+            reason,
+            blame: None,
+            manner: Manner::Careful,
+            is_told: false,
         }
-        // That a node was asked to stop a worker of a job that nobody stops is as bad as any other end, and so is any end before
-        // all are there.
-        let is_early = !self.is_installed() && self.phase < Phase::Up;
-        let is_failure = expected || is_early || !failure.exit.is_success();
-        if is_failure {
-            self.fall.add(self.now, failure.clone());
+    }
+
+    pub(super) fn success(reason: &str) -> Self {
+        Self::new(JobState::Succeeded, None, reason.to_owned())
+    }
+
+    /// A failure for which workers are blamed. The first cause follows these words in the message, and those in the reason.
+    pub(super) fn blame(self, message: String, reason: Option<String>) -> Self {
+        Self {
+            blame: Some(Blame { message, reason }),
+            ..self
         }
-        if self.is_installed() {
-            if is_failure {
-                self.end_of_workers(String::new());
+    }
+}
+
+impl Base {
+    /// Something has happened that is the same for all jobs. What is left has no meaning for any.
+    pub(super) fn hear(&mut self, event: Event) {
+        match event {
+            Event::DriverGone => self.stop("its driver is gone".to_owned(), false),
+            Event::Stop { reason } => self.stop(reason, false),
+            Event::Driver(frame) => self.driver_says(frame),
+            Event::Placed { .. } => self.note("nodes were found that nobody asked for".to_owned()),
+            Event::Rendezvous(_) => {
+                self.note("a rendezvous was opened that nobody asked for".to_owned());
             }
-            return;
+            _ => {}
         }
-        if is_early {
-            return self.end_of_workers("a worker ended before the group was ready: ".to_owned());
-        }
-        if expected {
-            self.note(format!("{failure}; its node had been asked to stop it"));
-        }
-        self.actions.push(Action::Tell(JobEvent::RankLost {
-            generation: self.generation,
-            failure: failure.clone(),
-        }));
-        // Nodes pass it on to workers, which read no last words.
-        let mut short = failure;
-        short.stderr_tail.clear();
-        for part in 0..self.parts.len() {
-            let entry = &self.parts[part];
-            if entry.hold == Hold::Running && entry.site.node != short.node {
-                let request = NodeRequest::RankLost {
-                    job: self.id,
-                    generation: self.generation,
-                    failure: short.clone(),
+    }
+
+    fn driver_says(&mut self, frame: SubmitFrame) {
+        match frame {
+            SubmitFrame::Stop => self.stop("its driver has ended it".to_owned(), true),
+            SubmitFrame::Overran { limit_ms } => {
+                let limit = Span(Duration::from_millis(limit_ms));
+                let reason = format!("it has run for {limit}, which is its --timeout");
+                self.stop(reason, true);
+            }
+            SubmitFrame::Interrupt => {
+                let manner = if self.is_installed() {
+                    Manner::Interrupt
+                } else {
+                    Manner::Careful
                 };
-                self.push(part, Push::order(request));
+                self.stop_by(manner, "its driver was interrupted".to_owned(), true);
             }
+            SubmitFrame::Signal(signal) => self.signal(signal),
+            SubmitFrame::Kill => self.kill(),
+            SubmitFrame::Done => self.done(),
+            SubmitFrame::Hosts(_) => {
+                self.note("ignored: a list of hosts for a job that never changes".to_owned());
+            }
+            SubmitFrame::ProgramReady
+            | SubmitFrame::Unreachable { .. }
+            | SubmitFrame::Holding { .. } => {}
         }
     }
 
     /// A worker has failed while the job ends because of others. The failure may have come before theirs. A worker that was stopped
     /// has failed only if the worker says so itself.
     pub(super) fn fell_too(&mut self, failure: RankFailure, expected: bool) {
-        let is_blamed = self
-            .ending
-            .as_ref()
-            .is_some_and(|ending| ending.blame.is_some());
-        if let Some(failure) = own_failure(failure, expected).filter(|_| is_blamed) {
+        if let Some(failure) = own_failure(failure, expected).filter(|_| self.is_blamed()) {
             self.fall.add(self.now, failure);
         }
     }
 
+    fn is_blamed(&self) -> bool {
+        let ending = self.ending.as_ref();
+        ending.is_some_and(|ending| ending.blame.is_some())
+    }
+
     /// The failure that has ended the job, or will; of an elastic job only once it ends.
     fn first_failure(&self) -> Option<&RankFailure> {
-        let blame = self
-            .ending
-            .as_ref()
-            .and_then(|ending| ending.blame.as_ref());
         let cause = self.fall.cause();
-        cause.filter(|_| !self.is_elastic() || blame.is_some())
-    }
-
-    /// Ends the job because a worker has failed.
-    fn end_of_workers(&mut self, before: String) {
-        self.end(Ending {
-            state: JobState::Failed,
-            refusal: Some(Refusal::new(RefusalKind::Worker, "")),
-            reason: String::new(),
-            blame: Some(Blame {
-                reason: Some(before.clone()),
-                message: before,
-            }),
-        });
-    }
-
-    /// Ends the job if no worker is left.
-    pub(super) fn all_gone(&mut self) {
-        if self.ending.is_some() || self.gone < self.seats.len() {
-            return;
-        }
-        if self.fall.cause().is_some() {
-            return self.end_of_workers("all workers have ended; the first cause: ".to_owned());
-        }
-        self.end(Ending {
-            state: JobState::Succeeded,
-            refusal: None,
-            reason: "all workers exited with code 0".to_owned(),
-            blame: None,
-        });
+        cause.filter(|_| !self.is_elastic() || self.is_blamed())
     }
 
     /// Workers that ran and were ended with the job. What a node has ended and not told of one by one is gone, too.
@@ -122,91 +156,52 @@ impl Job {
         self.seats.values().filter(was_stopped).count() as u32
     }
 
-    pub(super) fn node_lost(&mut self, node: NodeId, reason: String, fence: Fence) {
-        let Some(part) = self.part(node) else {
+    pub(super) fn fail(&mut self, kind: RefusalKind, message: String) {
+        let reason = message.clone();
+        let refusal = Some(Refusal::new(kind, message));
+        self.end(Ending::new(JobState::Failed, refusal, reason));
+    }
+
+    /// Ends the job if its program can't run on some of the hosts. All have answered.
+    pub(super) fn check_installed(&mut self) {
+        let mut problems: Vec<(&Refusal, Vec<String>)> = Vec::new();
+        for part in self.parts.iter() {
+            let Some(problem) = &part.problem else {
+                continue;
+            };
+            let at = part.site.hostname.clone();
+            match problems.iter_mut().find(|(known, _)| *known == problem) {
+                Some((_, hosts)) => hosts.push(at),
+                None => problems.push((problem, vec![at])),
+            }
+        }
+        let Some((first, _)) = problems.first() else {
             return;
         };
-        if self.parts[part].hold.is_over() {
-            return;
-        }
-        if self.is_elastic() {
-            return self.part_lost(part, reason, fence);
-        }
-        self.parts[part].hold = Hold::Lost;
-        self.parts[part].pushes.queue.clear();
-        let at = self.place_name(part);
-        if self.phase < Phase::Up {
-            self.fail(
-                RefusalKind::NodeLost,
-                format!("{at} was lost before the group was ready: {reason}"),
-            );
-        }
-        self.lose_seats(part, &format!("its node was lost: {reason}"));
-    }
-
-    /// The node says that nothing is left of the job.
-    pub(super) fn job_gone(&mut self, part: usize) {
-        let at = self.place_name(part);
-        match self.parts[part].hold {
-            Hold::Reserved => {
-                self.free(part);
-                self.fail(
-                    RefusalKind::Timeout,
-                    format!("{at} gave up its reservation before the group was ready"),
-                );
-            }
-            Hold::Running => {
-                self.free(part);
-                if self.phase < Phase::Up {
-                    self.fail(
-                        RefusalKind::Worker,
-                        format!("{at} ended its workers before the group was ready"),
-                    );
-                }
-                self.lose_seats(part, "its node has ended it");
-            }
-            Hold::Undoing => self.free(part),
-            // Its answer is still to come, and says more; or it has none to give any more.
-            Hold::Reserving | Hold::Starting | Hold::Free | Hold::Abandoned | Hold::Lost => {}
-        }
-    }
-
-    fn lose_seats(&mut self, part: usize, reason: &str) {
-        for slot in self.parts[part].slots.clone() {
-            let seat = self.seats.get_mut(&slot);
-            if let Some(failure) = seat.and_then(|seat| seat.lose(reason.to_owned())) {
-                self.exited(failure, false);
-            }
-        }
-        self.all_gone();
-    }
-
-    pub(super) fn fail(&mut self, kind: RefusalKind, message: String) {
-        self.end(Ending {
-            state: JobState::Failed,
-            reason: message.clone(),
-            refusal: Some(Refusal::new(kind, message)),
-            blame: None,
-        });
+        let kind = first.kind;
+        let texts: Vec<String> = problems
+            .iter()
+            .map(|(problem, hosts)| format!("{} (on {})", problem.message, listed(hosts)))
+            .collect();
+        self.fail(kind, texts.join("; "));
     }
 
     /// Ends the job because its driver has what it wanted. With a worker lost, or before the group was whole, that is
     /// a stop like any other.
-    pub(super) fn done(&mut self) {
-        let reason = "its driver has ended it".to_owned();
+    fn done(&mut self) {
+        let reason = "its driver has ended it";
         if self.phase < Phase::Up || self.first_failure().is_some() {
-            return self.stop(reason, true);
+            return self.stop(reason.to_owned(), true);
         }
-        self.end(Ending {
-            state: JobState::Succeeded,
-            refusal: None,
-            reason,
-            blame: None,
-        });
+        self.end(Ending::success(reason));
     }
 
     /// Ends the job because someone asks for it.
     pub(super) fn stop(&mut self, reason: String, own: bool) {
+        self.stop_by(Manner::Careful, reason, own);
+    }
+
+    fn stop_by(&mut self, manner: Manner, reason: String, own: bool) {
         // A driver that ends its own healthy job knows why.
         let refusal = (!own || self.phase < Phase::Up).then(|| {
             Refusal::new(
@@ -219,11 +214,28 @@ impl Job {
             None => reason,
         };
         self.end(Ending {
-            state: JobState::Stopped,
-            refusal,
-            reason,
-            blame: None,
+            manner,
+            ..Ending::new(JobState::Stopped, refusal, reason)
         });
+    }
+
+    /// Ends what is left without any grace.
+    fn kill(&mut self) {
+        let is_stopping = |part: &Part| part.hold == Hold::Undoing && part.started;
+        let parts = (0..).zip(self.parts.iter());
+        let stopping = parts.filter(|(_, part)| is_stopping(part));
+        let stopping: Vec<usize> = stopping.map(|(part, _)| part).collect();
+        match &mut self.ending {
+            Some(ending) if ending.manner == Manner::Kill => return,
+            Some(ending) => ending.manner = Manner::Kill,
+            None => {
+                let reason = "its driver has ended it at once".to_owned();
+                self.stop_by(Manner::Kill, reason, true);
+            }
+        }
+        for part in stopping {
+            self.deliver(part, NodeRequest::Kill { job: self.id });
+        }
     }
 
     /// Begins the end, unless it has begun.
@@ -269,78 +281,35 @@ impl Job {
         }
     }
 
-    pub(super) fn undo(&mut self, part: usize) {
-        let grace = Duration::from_millis(self.spec.grace_ms);
-        let entry = &mut self.parts[part];
-        entry.hold = Hold::Undoing;
-        if entry.started && self.manner == Manner::Kill {
-            let request = NodeRequest::Kill { job: self.id };
-            self.request(part, request, self.config.stop_margin);
-        } else if entry.started {
-            let going_on = || "the job goes on without this node".to_owned();
-            let ending = self.ending.as_ref();
-            let reason = ending.map_or_else(going_on, |ending| ending.reason.clone());
-            let request = NodeRequest::Stop {
-                job: self.id,
-                reason,
-                interrupt: self.manner == Manner::Interrupt,
-            };
-            self.request(part, request, grace * 2 + self.config.stop_margin);
-        } else {
-            let request = NodeRequest::Release { job: self.id };
-            self.request(part, request, self.config.request_timeout);
-        }
+    pub(super) fn is_finished(&self) -> bool {
+        self.ending.as_ref().is_some_and(|ending| ending.is_told)
     }
 
-    pub(super) fn undone(&mut self, part: usize, reply: Reply) {
-        match reply {
-            Reply::Answer(NodeReply::Done) => self.free(part),
-            Reply::Refused(refusal) if refusal.kind == RefusalKind::NotFound => self.free(part),
-            Reply::Answer(_) | Reply::Refused(_) | Reply::Unknown(_) => {
-                self.parts[part].hold = Hold::Abandoned;
-                self.mark_over();
-                let node = self.parts[part].site.node;
-                self.note(format!("{node} did not confirm the end: {reply:?}"));
-                self.actions.push(Action::Abandon(node));
-            }
-        }
-    }
-
-    pub(super) fn free(&mut self, part: usize) {
-        self.parts[part].hold = Hold::Free;
-        self.mark_over();
-        self.actions.push(Action::Free(self.parts[part].site.node));
-    }
-
-    /// Tells the end when nothing is under way any more.
-    pub(super) fn finish(&mut self) {
-        if self.ending.is_none()
-            || self.finished
-            || self.rendezvous == Rendezvous::Opening
-            || !self.parts.iter().all(|part| part.hold.is_over())
-        {
-            return;
-        }
-        self.finished = true;
+    /// Once nothing is under way any more, how the job has ended, and why.
+    pub(super) fn finish(&mut self) -> Option<(JobState, String)> {
+        let is_over = !self.is_finished()
+            && self.rendezvous != Rendezvous::Opening
+            && self.parts.iter().all(|part| part.hold.is_over());
+        self.ending.as_ref().filter(|_| is_over)?;
         self.word_end();
-        let Some(ending) = &self.ending else {
-            return;
-        };
-        let (state, refusal, reason) =
-            (ending.state, ending.refusal.clone(), ending.reason.clone());
-        self.state = state;
+        let ending = self.ending.as_mut()?;
+        ending.is_told = true;
+        self.state = ending.state;
         for seat in self.seats.values_mut() {
             seat.state = WorkerState::Exited;
         }
+        Some((ending.state, ending.reason.clone()))
+    }
+
+    /// Tells the end, which nothing follows.
+    pub(super) fn tell_end(&mut self) {
+        let Some(ending) = &self.ending else {
+            return;
+        };
+        let (state, refusal) = (ending.state, ending.refusal.clone());
         if matches!(self.rendezvous, Rendezvous::Open(_)) {
             self.actions.push(Action::CloseRendezvous);
         }
-        let name = match state {
-            JobState::Succeeded => "SUCCEEDED",
-            JobState::Stopped => "STOPPED",
-            _ => "FAILED",
-        };
-        self.tell_state(name, reason);
         let failure = self.first_failure().cloned();
         self.actions.push(Action::Tell(JobEvent::Ended {
             state,
@@ -410,7 +379,15 @@ fn cut_tail(tail: &mut Vec<String>) {
     tail.drain(..tail.len() - kept);
 }
 
-pub(super) fn first_line(failure: &RankFailure) -> String {
+fn first_line(failure: &RankFailure) -> String {
     let text = failure.to_string();
     text.lines().next().unwrap_or_default().to_owned()
+}
+
+pub(super) fn listed(names: &[String]) -> String {
+    let mut text = names[..names.len().min(LISTED)].join(", ");
+    if names.len() > LISTED {
+        let _ = write!(text, " and {} more", names.len() - LISTED);
+    }
+    text
 }

@@ -32,13 +32,15 @@ pub(super) struct Fall {
     more: u32,
     /// What comes next is another fall.
     is_over: bool,
+    /// The fall after which the group is started anew, until the driver is told.
+    untold: Option<Box<Told>>,
 }
 
 impl Fall {
     /// A failure that is heard of now. True if it is the first cause, in place of another.
     pub(super) fn add(&mut self, now: Instant, failure: RankFailure) -> bool {
         if self.is_over {
-            *self = Self::default();
+            self.clear();
         }
         let came = came(now, &failure);
         let place = self.failures.partition_point(|other| other.came <= came);
@@ -67,6 +69,24 @@ impl Fall {
         self.is_over = true;
     }
 
+    fn clear(&mut self) {
+        self.failures.clear();
+        (self.more, self.is_over) = (0, false);
+    }
+
+    /// The group is started anew, and the driver is told of this fall when it is up.
+    pub(super) fn hand_over(&mut self) {
+        if let Some(told) = self.told() {
+            self.untold = Some(Box::new(told));
+        }
+        self.clear();
+    }
+
+    /// The fall of which the driver is to be told.
+    pub(super) fn take_untold(&mut self) -> Option<Box<Told>> {
+        self.untold.take()
+    }
+
     /// The first cause, if anything has failed.
     pub(super) fn cause(&self) -> Option<&RankFailure> {
         self.failures.first().map(|first| &first.failure)
@@ -93,7 +113,7 @@ impl Fall {
     }
 
     /// The fall, as a driver is told of it.
-    pub(super) fn told(&self) -> Option<Told> {
+    fn told(&self) -> Option<Told> {
         Some(Told {
             cause: self.cause()?.clone(),
             followers: self.followers(),

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use kolo_wire::ids::Incarnation;
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::{
-    Account, Elastic, Milli, NodeEvent, NodeRequest, OnChange, Placement, Program, ProgramHash,
+    Account, Elastic, Exit, Milli, NodeEvent, OnChange, Placement, Program, ProgramHash,
     RankFailure, Resources, WorkerError,
 };
 
+use super::parts::Push;
 use super::*;
 
 pub(crate) fn spec(placement: Placement) -> JobSpec {
@@ -82,14 +83,14 @@ pub(crate) fn pushed(job: &Job, actions: &mut Vec<Action>) -> Vec<(NodeId, NodeR
         let Action::Push(node) = action else {
             return true;
         };
-        let part = job.part(*node).unwrap();
-        let queue = &job.parts[part].pushes.queue;
+        let part = job.base.parts.find(*node).unwrap();
+        let queue = &job.base.parts[part].pushes.queue;
         let left = left.get_mut(node).unwrap();
         let push = queue.len().checked_sub(*left).map(|place| &queue[place]);
         *left -= 1;
         requests.extend(push.map(|push| match push {
             Push::Membership(_) => {
-                let table = job.table_for(part).unwrap();
+                let table = job.base.table_for(part).unwrap();
                 (*node, NodeRequest::Membership(table))
             }
             Push::Order(request) => (*node, (**request).clone()),

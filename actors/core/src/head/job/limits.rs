@@ -1,13 +1,14 @@
 //! The largest job.
 
-use std::collections::VecDeque;
+use std::time::Duration;
 
 use kolo_wire::frame::{Limits, PREFIX, encode_head};
-use kolo_wire::ids::Incarnation;
-use kolo_wire::{JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure};
+use kolo_wire::ids::{Incarnation, Rank};
+use kolo_wire::{Exit, JobEvent, NodeEvent, NodeReply, Placement, RankFailure};
 
+use super::end::{MAX_TAIL, MAX_TAIL_BYTES};
 use super::fixtures::{ended, sites, spec};
-use super::tests::{JOB, Run, healthy, submit};
+use super::tests::{JOB, healthy, submit, submit_on};
 use super::*;
 use crate::head::validate::{MAX_ENTRIES_BYTES, MAX_ENTRY, MAX_START_TIMEOUT, validate};
 use crate::placement::MAX_PER_NODE;
@@ -23,51 +24,33 @@ fn check(message: &impl serde::Serialize) {
 /// In bytes, on Linux. A node may be given a longer one.
 const LONGEST_HOSTNAME: usize = 64;
 
-/// As [`submit`], with hostnames of this length.
-fn submit_on(
-    workers: &[u32],
-    hostname: usize,
-    change: impl FnOnce(&mut JobSpec),
-) -> Result<Run, Refusal> {
-    let now = Instant::now();
-    let mut spec = spec(Placement::Pack {
-        workers: workers.iter().sum(),
-    });
-    change(&mut spec);
+/// One node for every entry, with hostnames of this length.
+fn named(workers: &[u32], hostname: usize) -> Vec<Site> {
     let mut sites = sites(workers);
     for site in &mut sites {
         site.hostname = format!("{:x>hostname$}", site.node.0);
     }
-    let config = JobConfig::default();
-    let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites, config)?;
-    let pushed = VecDeque::new();
-    Ok(Run {
-        job,
-        now,
-        actions,
-        pushed,
-    })
+    sites
 }
 
 #[test]
 fn hostnames_that_are_too_long_for_the_largest_job_are_refused() {
     let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
-    let refusal = submit_on(&nodes, LONGEST_HOSTNAME + 1, |_| {})
-        .err()
-        .unwrap();
+    let refusal = submit_on(named(&nodes, LONGEST_HOSTNAME + 1), |_| {});
+    let refusal = refusal.err().unwrap();
     assert_eq!(refusal.kind, RefusalKind::Invalid);
     let start = "the hostnames of 16384 workers have 1064960 bytes together; allowed are 1048576 for so many workers, \
                  64 for each; the longest is xxx";
     assert!(refusal.message.starts_with(start), "{refusal}");
     // Half as many may have longer ones.
-    submit_on(&nodes[..2], 256, |_| {}).unwrap();
+    submit_on(named(&nodes[..2], 256), |_| {}).unwrap();
 }
 
 /// What a limit is for: no message of the largest job is over the largest frame.
 #[test]
 fn the_largest_job_fits_into_frames() {
     let nodes = vec![MAX_PER_NODE; (MAX_WORLD_SIZE / MAX_PER_NODE) as usize];
-    let mut run = submit_on(&nodes, LONGEST_HOSTNAME, |spec| {
+    let mut run = submit_on(named(&nodes, LONGEST_HOSTNAME), |spec| {
         for index in 0..MAX_ENTRIES_BYTES / MAX_ENTRY {
             spec.env
                 .insert(format!("V{index}"), "x".repeat(MAX_ENTRY - 64));

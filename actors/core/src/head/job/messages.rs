@@ -178,6 +178,15 @@ pub enum Event {
     Tick,
 }
 
+/// A delivery whose turn it is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Next {
+    /// The membership, which [`Job::membership`](super::Job::membership) makes.
+    Membership,
+    /// This.
+    Order(Box<NodeRequest>),
+}
+
 /// A state of an elastic job's group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupState {

@@ -8,7 +8,8 @@ use kolo_wire::{
     GenerationTable, JobState, Member, NetworkChoice, NetworkReport, Refusal, RefusalKind,
 };
 
-use super::{Action, Job, Phase};
+use super::messages::Action;
+use super::{Base, Phase};
 use crate::env::{self, Env, JobEnv};
 use crate::interfaces::{self, Discovery, Network, Plan};
 
@@ -60,11 +61,9 @@ impl Net {
     }
 }
 
-impl Job {
-    /// What connects the nodes, or how to find out. To be said before the first [`Job::step`]; without it the nodes are
-    /// reached where they registered. Of an elastic job, to be said again before an [`Event::Placed`](super::Event::Placed)
-    /// with nodes that are new to it.
-    pub fn connect_by(&mut self, plan: NetworkPlan) {
+impl Base {
+    /// What connects the nodes, or how to find out.
+    pub(super) fn connect_by(&mut self, plan: NetworkPlan) {
         if let Net::Known(network) = &self.net {
             self.before = Some(Arc::clone(network));
         }
@@ -72,7 +71,7 @@ impl Job {
             NetworkPlan::Known(network) => Net::Known(network),
             NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
         };
-        self.pend_all();
+        self.parts.pend_all();
     }
 
     /// The nodes are reserved: now they can be asked.
@@ -94,14 +93,7 @@ impl Job {
             return self.note("a network was found that nobody asked for".to_owned());
         }
         match found {
-            Ok(network) if self.is_elastic() => {
-                self.net = Net::Known(network);
-                self.pend_all();
-            }
             Ok(network) => self.take(network),
-            Err(report) if self.is_elastic() => {
-                self.not_connected(&report);
-            }
             Err(report) => {
                 let refusal = interfaces::refusal(&report);
                 self.net = Net::Apart(report);
@@ -146,13 +138,12 @@ impl Job {
         chosen.map_or(site.address.ip(), |listen| listen.ip)
     }
 
-    /// The variables of one worker.
-    pub(super) fn slot_env(&self, common: &JobEnv, member: &Member, part: usize) -> Env {
-        let mut all = env::member(common, member, self.group_rank(member.node, part));
+    /// The variables of one worker. Its node has this number among the nodes.
+    pub(super) fn slot_env(&self, common: &JobEnv, member: &Member, number: u32) -> Env {
+        let mut all = env::member(common, member, number);
         if let Some(network) = self.net.known().or(self.before.as_deref()) {
             all.extend(env::network(network, member.node));
         }
-        all.extend(self.door_env(member));
         all
     }
 

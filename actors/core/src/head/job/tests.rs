@@ -2,214 +2,20 @@
 
 mod ends;
 mod installed;
+mod run;
 
-use std::collections::VecDeque;
+use std::time::Duration;
 
-use kolo_wire::ids::Incarnation;
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::{
-    JobEvent, NodeEvent, NodeReply, NodeRequest, Placement, RankFailure, StartWorkers,
+    Exit, JobEvent, JobState, NodeEvent, NodeReply, Placement, RankFailure, StartWorkers,
+    SubmitFrame,
 };
 
-use super::fixtures::{ended, exited, failure, pushed, ready, sites, spec};
+pub(super) use self::run::{JOB, Run, healthy, submit, submit_on};
+use super::fixtures::{ended, exited, failure, ready};
 use super::*;
 use crate::fence::Fence;
-
-pub(super) const JOB: JobId = JobId(5);
-
-pub(super) struct Run {
-    pub(super) job: Job,
-    pub(super) now: Instant,
-    /// All actions that nobody has taken yet.
-    pub(super) actions: Vec<Action>,
-    /// What [`Action::Push`] stands for, in order.
-    pub(super) pushed: VecDeque<(NodeId, NodeRequest)>,
-}
-
-pub(super) fn submit(workers: &[u32], change: impl FnOnce(&mut JobSpec)) -> Run {
-    let now = Instant::now();
-    let mut spec = spec(Placement::Pack {
-        workers: workers.iter().sum(),
-    });
-    change(&mut spec);
-    let config = JobConfig::default();
-    let (job, actions) = Job::submit(now, JOB, DriverId(1), spec, sites(workers), config).unwrap();
-    let pushed = VecDeque::new();
-    Run {
-        job,
-        now,
-        actions,
-        pushed,
-    }
-}
-
-impl Run {
-    pub(super) fn step(&mut self, event: Event) {
-        let mut actions = self.job.step(self.now, event);
-        self.pushed.extend(pushed(&self.job, &mut actions));
-        self.actions.extend(actions);
-    }
-
-    pub(super) fn answer(&mut self, node: u64, answer: NodeReply) {
-        self.step(Event::Replied {
-            node: NodeId(node),
-            reply: Reply::Answer(answer),
-        });
-    }
-
-    pub(super) fn report(&mut self, node: u64, event: NodeEvent) {
-        self.step(Event::Node {
-            node: NodeId(node),
-            event,
-        });
-    }
-
-    pub(super) fn reserve(&mut self, node: u64, has_program: bool) {
-        self.answer(
-            node,
-            NodeReply::Reserved {
-                has_program,
-                free_port: 29_000 + node as u16,
-                problem: None,
-            },
-        );
-    }
-
-    /// Nodes 1, 2, ... have room.
-    pub(super) fn reserve_all(&mut self, nodes: u64, has_program: bool) {
-        for node in 1..=nodes {
-            self.reserve(node, has_program);
-        }
-    }
-
-    /// Nodes 1, 2, ... have done what they were asked last.
-    pub(super) fn all_done(&mut self, nodes: u64) {
-        for node in 1..=nodes {
-            self.answer(node, NodeReply::Done);
-        }
-    }
-
-    pub(super) fn start(&mut self, node: u64) {
-        self.answer(node, NodeReply::Started { pids: Vec::new() });
-    }
-
-    /// The workers of a node run, each with its pid.
-    pub(super) fn started(&mut self, node: u64, pids: &[(u32, u32)]) {
-        let pids = pids.iter().map(|(slot, pid)| (Slot(*slot), *pid)).collect();
-        self.answer(node, NodeReply::Started { pids });
-    }
-
-    /// The requests to start workers since the last call, each with its node.
-    pub(super) fn starts(&mut self) -> Vec<(u64, StartWorkers)> {
-        let taken = std::mem::take(&mut self.actions);
-        let requests = taken.into_iter().filter_map(|action| match action {
-            Action::Request { node, request, .. } => Some((node, *request)),
-            _ => None,
-        });
-        let all = requests.chain(std::mem::take(&mut self.pushed));
-        let starts = all.filter_map(|(node, request)| match request {
-            NodeRequest::Start(start) => Some((node.0, start)),
-            _ => None,
-        });
-        starts.collect()
-    }
-
-    /// A node has taken what was pushed to it.
-    pub(super) fn taken(&mut self, node: u64) {
-        self.step(Event::Pushed {
-            node: NodeId(node),
-            answer: Ok(NodeReply::Done),
-        });
-    }
-
-    /// Everything that was asked for since the last call, as short text: `1:reserve`, `tell:placed`.
-    pub(super) fn asked(&mut self) -> Vec<String> {
-        let text = |node: &NodeId, request: &NodeRequest| {
-            let what = match request {
-                NodeRequest::Reserve { .. } => "reserve",
-                NodeRequest::Release { .. } => "release",
-                NodeRequest::Start(_) => "start",
-                NodeRequest::Membership(_) => "membership",
-                NodeRequest::RankLost { .. } => "lost",
-                NodeRequest::Stop {
-                    interrupt: true, ..
-                } => "interrupt",
-                NodeRequest::Stop { .. } => "stop",
-                NodeRequest::Kill { .. } => "kill",
-                _ => "something else",
-            };
-            format!("{}:{what}", node.0)
-        };
-        std::mem::take(&mut self.actions)
-            .iter()
-            .filter_map(|action| {
-                Some(match action {
-                    Action::Request { node, request, .. } => text(node, request),
-                    Action::Push(_) => {
-                        let (node, request) = self.pushed.pop_front().unwrap();
-                        text(&node, &request)
-                    }
-                    Action::Tell(JobEvent::Placed { .. }) => "tell:placed".to_owned(),
-                    Action::Tell(JobEvent::Healthy { .. }) => "tell:healthy".to_owned(),
-                    Action::Tell(JobEvent::Generation { table, .. }) => {
-                        format!("tell:generation {}", table.generation)
-                    }
-                    Action::Tell(JobEvent::RankLost { failure, .. }) => {
-                        format!("tell:lost {}", failure.rank)
-                    }
-                    Action::Tell(JobEvent::Ended { state, .. }) => format!("tell:{state}"),
-                    Action::OpenRendezvous(members) => format!("open {}", members.len()),
-                    Action::Discover(..) => "discover".to_owned(),
-                    Action::CloseRendezvous => "close".to_owned(),
-                    Action::Free(node) => format!("{}:free", node.0),
-                    Action::Abandon(node) => format!("{}:abandon", node.0),
-                    Action::Finished => "finished".to_owned(),
-                    Action::Place { .. } | Action::GiveBack { .. } => panic!("{action:?}"),
-                    Action::OpenDoor(process, ..) => format!("open door {}", process.slot),
-                    Action::CloseDoor(process) => format!("close door {}", process.slot),
-                    Action::Admit(table) => format!("admit {}", table.generation),
-                    Action::Notice(process, number) => {
-                        format!("notice {number} to {}", process.slot)
-                    }
-                    Action::Tell(JobEvent::Hold { .. }) => "tell:hold".to_owned(),
-                    Action::Tell(JobEvent::Fell { .. }) => "tell:fell".to_owned(),
-                    Action::Tell(JobEvent::Waits { .. }) => "tell:waits".to_owned(),
-                    Action::Note(_) | Action::Group(_) => return None,
-                })
-            })
-            .collect()
-    }
-
-    /// The last event for the driver.
-    pub(super) fn ended(&self) -> (JobState, Option<Refusal>, Option<RankFailure>) {
-        self.actions
-            .iter()
-            .find_map(|action| match action {
-                Action::Tell(JobEvent::Ended {
-                    state,
-                    refusal,
-                    failure,
-                    ..
-                }) => Some((*state, refusal.clone(), failure.clone())),
-                _ => None,
-            })
-            .expect("the job has ended")
-    }
-}
-
-/// Two nodes with two workers each, healthy.
-pub(super) fn healthy() -> Run {
-    let mut run = submit(&[2, 2], |_| ());
-    run.reserve_all(2, true);
-    run.start(1);
-    run.start(2);
-    for slot in 0..4 {
-        run.report(1 + u64::from(slot) / 2, ready(JOB, slot));
-    }
-    run.taken(1);
-    run.taken(2);
-    assert_eq!(run.asked().last().unwrap(), "tell:healthy");
-    run
-}
 
 #[test]
 fn a_group_starts_whole_or_not_at_all() {
@@ -338,31 +144,6 @@ fn g2_a_node_that_vanishes_between_reserve_and_start_ends_the_job() {
 }
 
 #[test]
-fn a_start_timeout_names_the_ranks_that_did_not_come() {
-    let mut run = submit(&[2, 2], |_| ());
-    run.reserve_all(2, true);
-    run.start(1);
-    let pids = vec![(Slot(2), 77)];
-    run.answer(2, NodeReply::Started { pids });
-    run.report(1, ready(JOB, 0));
-    run.report(2, ready(JOB, 3));
-    run.asked();
-    assert_eq!(run.job.deadline(), Some(run.now + Duration::from_secs(30)));
-    run.now += Duration::from_secs(30);
-    run.step(Event::Tick);
-    assert_eq!(run.asked(), ["1:stop", "2:stop"]);
-    run.all_done(2);
-    let refusal = run.ended().1.unwrap();
-    assert_eq!(refusal.kind, RefusalKind::Timeout);
-    assert_eq!(
-        refusal.message,
-        "the group was not ready within its start timeout of 30 s: 2 of 4 workers did not come: \
-         rank 1 on host1 (node-0000000000000001; no process yet), \
-         rank 2 on host2 (node-0000000000000002; pid 77 said no hello)"
-    );
-}
-
-#[test]
 fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then() {
     type Step = fn(&mut Run);
     let tick: Step = |run| run.step(Event::Tick);
@@ -380,7 +161,7 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
     let brought: Step = |run| run.step(Event::Driver(SubmitFrame::ProgramReady));
     let no_reservation = "no answer to the reservation from host1 (node-0000000000000001)";
     let no_program = "its driver did not bring the program to all nodes";
-    let cases: [(Step, Step, &str); 6] = [
+    let cases: [(Step, Step, &str); 8] = [
         (none, tick, no_reservation),
         (none, held, no_reservation),
         (held, tick, no_program),
@@ -391,6 +172,19 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
             "no answer to the start from host1 (node-0000000000000001)",
         ),
         (
+            |run| {
+                run.reserve(1, true);
+                run.started(1, &[(0, 77)]);
+            },
+            tick,
+            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; pid 77 said no hello)",
+        ),
+        (
+            |run| run.reserve(1, true),
+            tick,
+            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; no process yet)",
+        ),
+        (
             whole,
             tick,
             "the membership was not taken by host1 (node-0000000000000001)",
@@ -399,7 +193,9 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
     for (before, then, expected) in cases {
         let mut run = submit(&[1], |spec| spec.start_timeout_ms = 500);
         before(&mut run);
-        run.now += Duration::from_millis(500);
+        let deadline = run.now + Duration::from_millis(500);
+        assert_eq!(run.job.deadline(), Some(deadline));
+        run.now = deadline;
         then(&mut run);
         assert_eq!(
             run.job.info(Duration::ZERO).reason.unwrap(),
@@ -408,7 +204,9 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
         // What comes then is given back.
         let asked = run.asked();
         let is_undone = |asked: &String| asked == "1:release" || asked == "1:stop";
-        let is_unanswered = expected == no_reservation && asked.len() == 1;
+        // A node that has not answered is asked when it has.
+        let is_unanswered =
+            expected == no_reservation && asked.len() == 1 || expected.ends_with("no process yet)");
         assert!(asked.iter().any(is_undone) || is_unanswered, "{asked:?}");
     }
 }

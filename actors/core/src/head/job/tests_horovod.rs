@@ -1,10 +1,13 @@
 //! Jobs of Horovod's elastic workers, message by message.
 
-use kolo_wire::ids::Incarnation;
-use kolo_wire::{Elastic, Installed, NodeEvent, NodeReply, NodeRequest, OnChange};
+use std::net::SocketAddr;
+use std::time::Duration;
 
-use super::fixtures::{elastic, failure};
-use super::tests::{JOB, Run, submit};
+use kolo_wire::ids::Incarnation;
+use kolo_wire::{Elastic, Exit, Installed, JobState, OnChange};
+
+use super::fixtures::elastic;
+use super::tests::{Run, submit};
 use super::*;
 use crate::membership::Process;
 use crate::rendezvous::DoorNews;
@@ -41,21 +44,6 @@ impl Run {
         self.door(slot, incarnation, DoorNews::Opened(Ok(address)));
     }
 
-    /// A process is killed.
-    fn dies(&mut self, node: u64, slot: u32, incarnation: u64) {
-        self.report(
-            node,
-            NodeEvent::WorkerExited {
-                job: JOB,
-                slot: Slot(slot),
-                failure: failure(Exit::Signal(9)),
-                expected: false,
-                incarnation: Incarnation(incarnation),
-                generation: Generation(0),
-            },
-        );
-    }
-
     /// The nodes that are to end the connections of a generation's members.
     fn ends_connections(&mut self) -> Vec<(u64, u64)> {
         let pushed = std::mem::take(&mut self.pushed);
@@ -66,14 +54,6 @@ impl Run {
                 _ => None,
             });
         ends.collect()
-    }
-
-    /// A node has done what was delivered to it first.
-    fn has_done(&mut self, node: u64) {
-        self.step(Event::Pushed {
-            node: NodeId(node),
-            answer: Ok(NodeReply::Done),
-        });
     }
 
     /// The members that were let in last, as (slot, incarnation), and the generation.
@@ -89,28 +69,13 @@ impl Run {
         Some((table.generation.0, members.collect()))
     }
 
-    /// The environments of the workers that are started by the last requests.
-    fn environments(&self) -> Vec<&std::collections::BTreeMap<String, String>> {
-        let requests = self.actions.iter().filter_map(|action| match action {
-            Action::Request { request, .. } => Some(&**request),
-            _ => None,
-        });
-        let all = requests.chain(self.pushed.iter().map(|(_, request)| request));
-        let slots = all.filter_map(|request| match request {
-            NodeRequest::Start(start) => Some(&start.slots),
-            _ => None,
-        });
-        slots.flatten().map(|slot| &slot.env).collect()
-    }
-
     /// Two workers on two nodes are in the first group.
     fn both(&mut self) {
         self.reserve_all(2, false);
         self.opened(0, 1);
         self.opened(1, 1);
         for (node, slot) in [(1, 0), (2, 1)] {
-            let pids = vec![(Slot(slot), 40 + slot)];
-            self.answer(node, NodeReply::Started { pids });
+            self.started(node, &[(slot, 40 + slot)]);
             self.door(slot, 1, DoorNews::Arrived);
         }
         assert_eq!(self.admitted(), Some((1, vec![(0, 1), (1, 1)])));
@@ -127,8 +92,8 @@ fn a_process_starts_when_its_door_is_open_and_all_are_let_in_together() {
     assert!(asked.contains(&"open door 1".to_owned()), "{asked:?}");
     assert!(!asked.contains(&"1:start".to_owned()), "{asked:?}");
     run.opened(1, 1);
-    let environments = run.environments();
-    assert_eq!(environments.len(), 1);
+    let starts = run.starts();
+    assert_eq!(starts.len(), 1);
     for (name, value) in [
         ("HOROVOD_ELASTIC", "1"),
         ("HOROVOD_RANK", "1"),
@@ -136,14 +101,14 @@ fn a_process_starts_when_its_door_is_open_and_all_are_let_in_together() {
         ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "10.0.0.9"),
         ("HOROVOD_GLOO_RENDEZVOUS_PORT", "8001"),
     ] {
-        assert_eq!(environments[0][name], value, "{name}");
+        assert_eq!(starts[0].1.slots[0].env[name], value, "{name}");
     }
     run.opened(0, 1);
     run.door(0, 1, DoorNews::Arrived);
     assert_eq!(run.admitted(), None, "the other one has not come");
     run.door(1, 1, DoorNews::Arrived);
     assert_eq!(run.admitted(), Some((1, vec![(0, 1), (1, 1)])));
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
 }
 
 #[test]
@@ -156,10 +121,9 @@ fn a_door_that_does_not_open_is_a_failure_of_its_process() {
     let asked = run.asked();
     assert_eq!(asked, ["2:start", "close door 0", "close door 1"]);
     // Its group can't be formed: the other one begins again, too.
-    let pids = vec![(Slot(1), 41)];
-    run.answer(2, NodeReply::Started { pids });
+    run.started(2, &[(1, 41)]);
     run.asked();
-    run.dies(2, 1, 1);
+    run.ends(2, 1, 1, Exit::Signal(9), false);
     assert_eq!(run.asked(), ["open door 0", "open door 1"]);
 }
 
@@ -173,9 +137,9 @@ fn survivors_are_let_in_when_they_have_asked_whichever_is_heard_first() {
             run.door(0, 1, asked.clone());
             assert_eq!(run.admitted(), None, "the reason is heard in a moment");
         }
-        run.dies(2, 1, 1);
-        run.has_done(1);
-        run.has_done(2);
+        run.ends(2, 1, 1, Exit::Signal(9), false);
+        run.taken(1);
+        run.taken(2);
         if !asks_first {
             assert_eq!(run.admitted(), None, "it is in its old group still");
             run.door(0, 1, asked);
@@ -201,20 +165,19 @@ fn a_loss_ends_the_connections_of_all_survivors_before_any_is_let_in() {
             run.opened(slot, 1);
         }
         for slot in 0..3 {
-            let pids = vec![(Slot(slot), 40 + slot)];
-            run.answer(u64::from(slot) + 1, NodeReply::Started { pids });
+            run.started(u64::from(slot) + 1, &[(slot, 40 + slot)]);
             run.door(slot, 1, DoorNews::Arrived);
         }
         let first = Some((1, vec![(0, 1), (1, 1), (2, 1)]));
         assert_eq!(run.admitted(), first);
         run.pushed.clear();
         run.door(0, 1, DoorNews::Asked(Generation(1)));
-        run.dies(2, 1, 1);
+        run.ends(2, 1, 1, Exit::Signal(9), false);
         assert_eq!(run.ends_connections(), [(1, 1), (2, 1), (3, 1)]);
-        run.has_done(3);
+        run.taken(3);
         run.door(2, 1, DoorNews::Asked(Generation(1)));
         assert_eq!(run.admitted(), None, "node 1 may still end connections");
-        run.has_done(1);
+        run.taken(1);
         assert_eq!(run.admitted(), None, "a new process may follow on node 2");
         if is_node_lost {
             run.step(Event::NodeLost {
@@ -223,7 +186,7 @@ fn a_loss_ends_the_connections_of_all_survivors_before_any_is_let_in() {
                 fence: crate::fence::Fence::Ended,
             });
         } else {
-            run.has_done(2);
+            run.taken(2);
         }
         assert_eq!(run.admitted(), Some((2, vec![(0, 1), (2, 1)])));
         assert_eq!(run.ends_connections(), []);
@@ -235,9 +198,9 @@ fn members_are_given_notice_when_a_new_process_has_come() {
     let mut run = horovod(&[1, 1]);
     run.both();
     run.door(0, 1, DoorNews::Hears);
-    run.dies(2, 1, 1);
-    run.has_done(1);
-    run.has_done(2);
+    run.ends(2, 1, 1, Exit::Signal(9), false);
+    run.taken(1);
+    run.taken(2);
     run.door(0, 1, DoorNews::Asked(Generation(1)));
     assert_eq!(run.admitted(), Some((2, vec![(0, 1)])));
     run.opened(1, 2);

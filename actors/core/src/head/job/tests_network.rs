@@ -1,12 +1,15 @@
 //! A job and the network between its nodes.
 
-use kolo_wire::{InterfaceSelection, NetworkChoice, NetworkReport, NodeRequest};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kolo_wire::{InterfaceSelection, JobState, NetworkChoice, NetworkReport, SubmitFrame};
 
 use super::fixtures::ready;
 use super::tests::{JOB, Run, submit};
 use super::*;
 use crate::interfaces::tests::{World, discover, host};
-use crate::interfaces::{Discovery, Host, Plan, plan};
+use crate::interfaces::{Discovery, Host, Network, Plan, plan};
 
 fn discovery(hosts: &[Host]) -> Box<Discovery> {
     match plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap() {
@@ -128,7 +131,7 @@ fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
     run.step(Event::Discovered(find(&hosts)));
     run.all_done(2);
     assert!(run.asked().iter().all(|what| !what.contains("start")));
-    assert!(run.job.is_finished());
+    assert!(run.job.base.is_finished());
 
     // And one whose time is over says what it waited for.
     let mut run = submit(&[1, 1], |_| ());

@@ -1,12 +1,15 @@
 //! Jobs that are started anew at each change, message by message.
 
-use kolo_wire::ids::Incarnation;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kolo_wire::ids::{Incarnation, Rank};
 use kolo_wire::{
-    Elastic, Installed, JobEvent, NodeEvent, NodeReply, NodeRequest, OnChange, RankFailure,
-    SubmitFrame,
+    Elastic, Exit, Installed, JobEvent, JobState, NodeEvent, NodeReply, OnChange, SubmitFrame,
+    WorkerSignal,
 };
 
-use super::fixtures::{accounted, elastic, failure};
+use super::fixtures::{accounted, elastic};
 use super::tests::{JOB, Run, submit};
 use super::*;
 
@@ -85,32 +88,6 @@ impl Run {
         self.pushed_answer(node, Ok(NodeReply::Started { pids }));
     }
 
-    fn ends(&mut self, node: u64, slot: u32, incarnation: u64, exit: Exit, expected: bool) {
-        self.fails(node, slot, incarnation, failure(exit), expected);
-    }
-
-    fn fails(
-        &mut self,
-        node: u64,
-        slot: u32,
-        incarnation: u64,
-        failure: RankFailure,
-        expected: bool,
-    ) {
-        let event = NodeEvent::WorkerExited {
-            job: JOB,
-            slot: Slot(slot),
-            failure: RankFailure {
-                pid: 40 + slot,
-                ..failure
-            },
-            expected,
-            incarnation: Incarnation(incarnation),
-            generation: Generation(incarnation),
-        };
-        self.report(node, event);
-    }
-
     /// The causes of the generations that the driver was told of.
     fn causes(&self) -> Vec<&str> {
         let told = self.actions.iter().filter_map(|action| match action {
@@ -165,12 +142,14 @@ fn a_group_has_its_ranks_a_port_and_a_rendezvous_of_its_own() {
     assert_eq!(run.causes(), ["the first 2 workers"]);
     run.starts();
 
-    // Rank 1 fails: rank 0 is stopped, and nothing is started before its end.
+    // Rank 1 fails: rank 0 is stopped, as the driver hears at once, and nothing is started before its end.
     run.ends(2, 1, 1, Exit::Code(3), false);
+    let why = "rank 1 on host2 (pid 41) ended with exit code 3".to_owned();
+    assert_eq!(falls(&run), [(why, 1, 1, 2)]);
     let stops = |request: &NodeRequest| matches!(request, NodeRequest::StopWorker { slot, .. } if *slot == Slot(0));
     assert!(run.delivers(1, stops));
     assert!(!run.opens(2));
-    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.taken(1);
     run.ends(1, 0, 1, Exit::Signal(15), true);
     assert!(run.opens(2));
     assert!(run.delivers(1, |request| matches!(request, NodeRequest::FreePort { .. })));
@@ -226,7 +205,7 @@ fn a_failure_that_came_first_and_is_heard_later_is_the_cause() {
         let mut run = restarting(&[1, 1], 1);
         run.begin();
         run.fails(2, 1, 1, accounted(Exit::Code(3), 5_000, None), false);
-        run.pushed_answer(1, Ok(NodeReply::Done));
+        run.taken(1);
         run.fails(1, 0, 1, late(), is_stopped);
         run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
         run.meet(81);
@@ -279,11 +258,11 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     let mut run = restarting(&[1, 1], 0);
     run.begin();
     run.step(Event::Driver(SubmitFrame::Signal(WorkerSignal::User1)));
-    run.pushed_answer(1, Ok(NodeReply::Done));
-    run.pushed_answer(2, Ok(NodeReply::Done));
+    run.taken(1);
+    run.taken(2);
     run.now += Duration::from_secs(1);
     run.ends(2, 1, 1, Exit::Code(3), false);
-    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.taken(1);
     run.ends(1, 0, 1, Exit::Signal(15), true);
     run.pushed_answer(1, Ok(NodeReply::FreePort(29_777)));
     run.meet(81);
@@ -299,7 +278,7 @@ fn a_worker_that_ends_within_the_grace_of_a_user_signal_costs_no_restart() {
     run.step(Event::Driver(SubmitFrame::Signal(WorkerSignal::User2)));
     run.now += Duration::from_millis(1001);
     run.ends(2, 1, 2, Exit::Code(3), false);
-    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.taken(1);
     run.ends(1, 0, 2, Exit::Signal(15), true);
     run.all_done(2);
     assert_eq!(run.ended().0, JobState::Failed);
@@ -384,7 +363,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
         },
     );
     run.answer(3, NodeReply::Done);
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
     assert!(run.starts().is_empty());
 }
 
@@ -411,27 +390,11 @@ fn falls(run: &Run) -> Vec<(String, u32, u32, u32)> {
 }
 
 #[test]
-fn the_driver_hears_at_once_why_a_group_is_stopped() {
-    let mut run = restarting(&[1, 1], 2);
-    run.begin();
-    run.ends(2, 1, 1, Exit::Code(3), false);
-    assert_eq!(
-        falls(&run),
-        [(
-            "rank 1 on host2 (pid 41) ended with exit code 3".to_owned(),
-            1,
-            1,
-            2
-        )]
-    );
-}
-
-#[test]
 fn the_driver_hears_for_how_many_there_is_room_while_the_job_waits() {
     let mut run = restarting_with(&[1, 1], 2, 2);
     run.begin();
     run.lose(2);
-    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.taken(1);
     run.ends(1, 0, 1, Exit::Signal(15), true);
     let is_waiting = |action: &Action| {
         matches!(
@@ -454,21 +417,21 @@ fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
     let mut run = restarting(&[1, 1], 3);
     run.begin();
     run.ends(1, 0, 1, Exit::Code(3), false);
-    run.pushed_answer(2, Ok(NodeReply::Done));
+    run.taken(2);
     run.ends(2, 1, 1, Exit::Signal(15), true);
     run.pushed_answer(1, Ok(NodeReply::FreePort(0)));
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     // That of the group that was given up was on its way.
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(2);
+    run.now += Duration::from_secs(2);
     run.step(Event::Tick);
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(3);
+    run.now += Duration::from_secs(3);
     run.step(Event::Tick);
-    assert!(run.job.ending.is_none());
+    assert!(run.job.base.ending.is_none());
     run.step(Event::Rendezvous(Err("no port".to_owned())));
-    run.now += std::time::Duration::from_secs(5);
+    run.now += Duration::from_secs(5);
     run.step(Event::Tick);
     run.all_done(2);
     let message = run.ended().1.unwrap().message;
@@ -503,7 +466,7 @@ fn g3_the_late_word_of_an_earlier_stay_ends_nothing_of_this_one() {
             if *node == NodeId(2) && matches!(**request, NodeRequest::Stop { .. }))
     };
     run.report(2, NodeEvent::JobGone { job: JOB });
-    assert_eq!(run.job.state, JobState::Healthy);
+    assert_eq!(run.job.base.state, JobState::Healthy);
     assert!(!run.has(is_left));
     // After the end of its process it may be of this stay.
     run.ends(2, 1, 1, Exit::Signal(9), true);
@@ -516,7 +479,7 @@ fn g3_a_node_where_an_end_was_not_seen_is_left_and_gets_nothing_more() {
     let mut run = restarting(&[1, 1], 3);
     run.begin();
     run.ends(2, 1, 1, Exit::Code(3), false);
-    run.pushed_answer(1, Ok(NodeReply::Done));
+    run.taken(1);
     run.starts();
     run.report(
         1,

@@ -1,19 +1,19 @@
 //! Jobs: each has its nodes and its [`Job`], whose actions are carried out here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use kolo_wire::ids::{DriverId, JobId, NodeId};
+use kolo_wire::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_wire::{
-    Followers, HeadReply, JobEvent, JobSpec, JobState, NodeRequest, NodeShare, Placement, Refusal,
+    Followers, HeadReply, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, Placement, Refusal,
     RefusalKind,
 };
 
-use super::room::{allowed, at_most, of_size};
-use super::running::{Running, Trials};
+use super::fit::{allowed, as_it_begins, at_most, missing};
+use super::running::{Contact, Running, Trials};
 use super::{Due, HeadCore, Timer};
 use crate::head::history::MAX_JOBS;
-use crate::head::job::{Action, Event, Job, Next, Reply};
+use crate::head::job::{Action, Event, Job, Next, Reply, Seating, Site};
 use crate::head::messages::{Level, Line, Opening, Output};
 use crate::head::outbox::{Outbox, Tables};
 use crate::head::probes::{Search, Waiter};
@@ -28,7 +28,7 @@ const PUSH_LIMIT: Duration = Duration::from_secs(5);
 
 impl HeadCore {
     pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec, dry_run: bool) {
-        let owner = self.driver_of(session);
+        let owner = self.peers.driver_of(session);
         let taken = owner.and_then(|owner| self.place(job, owner, spec, dry_run));
         match taken {
             Ok(actions) => self.act(job, actions),
@@ -59,7 +59,7 @@ impl HeadCore {
         mut spec: JobSpec,
         dry_run: bool,
     ) -> Result<Vec<Action>, Refusal> {
-        if let Some(reason) = &self.stopping {
+        if let Some(reason) = &self.drains.stopping {
             return Err(Refusal::new(RefusalKind::Stopped, reason.clone()));
         }
         validate(&spec)?;
@@ -122,14 +122,14 @@ impl HeadCore {
         let what = if dry_run { "dry run" } else { "job" };
         let text = format!("a {what} of {owner} is placed on {} nodes", nodes.len());
         self.log(Level::Info, (id, None), text);
-        self.count += 1;
+        self.jobs.count += 1;
         let mut trials = Trials::default();
         for node in nodes {
             trials.begin(node);
         }
         let running = Running {
             job,
-            number: self.count,
+            number: self.jobs.count,
             since: self.now.real,
             contacts,
             outboxes: BTreeMap::new(),
@@ -386,27 +386,175 @@ impl HeadCore {
         }
         self.deliver_tables(id);
     }
-}
 
-/// In place of an elastic job one that never changes, of the members that it would begin with.
-fn as_it_begins(spec: &mut JobSpec, offers: &[Offer]) -> Result<(), Refusal> {
-    let Some(elastic) = spec.elastic.take() else {
-        return Ok(());
-    };
-    let offers = allowed(offers.to_vec(), elastic.hosts.as_deref(), |_| 0);
-    let shares = at_most(elastic.max, spec, &offers, |_| 0);
-    let workers = shares.iter().map(|share| share.workers).sum();
-    if workers < elastic.min {
-        let least = of_size(spec.placement, elastic.min);
-        place(least, &spec.per_worker, &offers)?;
+    // Room for elastic jobs: seats are found while a job runs.
+
+    /// Where a job's workers are reached.
+    pub(super) fn site(&self, share: Share) -> Option<(Site, Contact)> {
+        let (registration, session) = self.registry.alive(share.node)?;
+        let site = Site {
+            node: share.node,
+            hostname: registration.hostname.clone(),
+            address: registration.address,
+            workers: share.workers,
+        };
+        let contact = Contact {
+            session,
+            ip: registration.address.ip(),
+            local: self.peers.get(&session).and_then(|peer| peer.local),
+        };
+        Some((site, contact))
     }
-    spec.placement = Placement::Pack { workers };
-    let share = |share: Share| NodeShare {
-        node: share.node,
-        workers: share.workers,
-    };
-    spec.layout = shares.into_iter().map(share).collect();
-    Ok(())
+
+    /// Finds nodes for seats of an elastic job, books what they need, and tells the job.
+    pub(super) fn seat(&mut self, id: JobId, slots: &[Slot], avoid: &[String]) {
+        let Some(running) = self.jobs.get(&id).filter(|running| running.job.may_grow()) else {
+            return;
+        };
+        let held: BTreeMap<NodeId, u32> = running.job.held().collect();
+        let offers = self.offers_to(id, running, &held, avoid);
+        let spec = running.job.spec();
+        let there = |node| held.get(&node).copied().unwrap_or_default();
+        let wanted = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+        let mut shares = at_most(wanted, spec, &offers, there);
+        let mut why = self.jobs.give_way(id, &mut shares);
+        if why.is_empty() && shares.iter().map(|share| share.workers).sum::<u32>() < wanted {
+            why = missing(running, wanted, offers, there, avoid);
+        }
+        if let Err(refusal) = self.book(id, &mut shares) {
+            why = refusal;
+        }
+        let mut slots = slots.iter().copied();
+        let mut seated = Vec::with_capacity(shares.len());
+        for share in shares {
+            let Some((site, contact)) = self.site(share) else {
+                continue;
+            };
+            if let Some(running) = self.jobs.get_mut(&id) {
+                running.contacts.insert(share.node, contact);
+            }
+            let slots = slots.by_ref().take(share.workers as usize).collect();
+            seated.push(Seating { site, slots });
+        }
+        if !seated.is_empty() {
+            let seats: usize = seated.iter().map(|seating| seating.slots.len()).sum();
+            let text = format!(
+                "an elastic job gets {seats} seats on {} nodes",
+                seated.len()
+            );
+            self.log(Level::Info, (id, None), text);
+        }
+        let event = Event::Placed {
+            seated,
+            without: slots.collect(),
+            why,
+        };
+        self.step_job(id, event);
+        if let Some(job) = self.jobs.youngest_of_several(id) {
+            self.due.push_back(Due::Job(job, Event::Contended));
+        }
+    }
+
+    /// The nodes that may take seats of a job.
+    fn offers_to(
+        &self,
+        id: JobId,
+        running: &Running,
+        held: &BTreeMap<NodeId, u32>,
+        avoid: &[String],
+    ) -> Vec<Offer> {
+        let is_spread = matches!(running.job.spec().placement, Placement::Spread { .. });
+        let may = |offer: &Offer| {
+            let node = offer.node;
+            let is_taken = is_spread && held.contains_key(&node);
+            if is_taken || avoid.contains(&offer.hostname) || !running.job.takes_seats(node) {
+                return false;
+            }
+            // What is left of an earlier stay there is stopped by the name of the job.
+            let is_stale = || {
+                let stay = self.registry.alive(node);
+                let is_asked = |(_, session)| self.cleaning.is_asked(session, id);
+                self.registry.holds(id, node) || stay.is_some_and(is_asked)
+            };
+            held.contains_key(&node) || !(is_stale() || running.trials.unfit.contains(&node))
+        };
+        let mut offers = self.registry.offers();
+        offers.retain(may);
+        allowed(offers, running.job.hosts(), |node| {
+            held.get(&node).copied().unwrap_or_default()
+        })
+    }
+
+    /// Books shares for a job that runs, and finds out what connects new nodes with the others. Shares that can't be had are
+    /// taken off; the reason is the error.
+    fn book(&mut self, id: JobId, shares: &mut Vec<Share>) -> Result<(), String> {
+        let Some(running) = self.jobs.get(&id) else {
+            return Ok(());
+        };
+        let (job, anew) = (&running.job, running.network.1);
+        let sites: Vec<Site> = shares
+            .iter()
+            .filter_map(|share| self.site(*share))
+            .map(|(site, _)| site)
+            .collect();
+        if let Err(refusal) = job.check_sites(sites.iter()) {
+            shares.clear();
+            return Err(refusal.message);
+        }
+        let mut nodes: Vec<NodeId> = job.held().map(|(node, _)| node).collect();
+        let old: BTreeSet<NodeId> = nodes.iter().copied().collect();
+        let new = shares.iter().map(|share| share.node);
+        let new: Vec<NodeId> = new.filter(|node| !old.contains(node)).collect();
+        nodes.extend(&new);
+        let mut refused = Ok(());
+        let mut plan = None;
+        if !new.is_empty() {
+            match self.plan_network(&nodes, &job.spec().interfaces, anew) {
+                Ok(found) => plan = Some(found),
+                Err(refusal) => {
+                    shares.retain(|share| old.contains(&share.node));
+                    refused = Err(refusal.message);
+                }
+            }
+        }
+        let per_worker = &job.spec().per_worker;
+        let wanted: Vec<_> = shares
+            .iter()
+            .map(|share| (share.node, per_worker.times(share.workers)))
+            .collect();
+        if !self.registry.hold(id, &wanted) {
+            shares.clear();
+            let text = "the placement chose what is not free";
+            self.log(Level::Error, (id, None), text);
+            return Err(text.to_owned());
+        }
+        if let Some((key, plan)) = plan {
+            // A probe without the new nodes is of no use any more.
+            self.leave_probes(Waiter::Job(id));
+            if let Some(running) = self.jobs.get_mut(&id) {
+                running.network = (key, anew);
+                running.job.connect_by(plan);
+                for node in new {
+                    running.trials.begin(node);
+                }
+            }
+        }
+        refused
+    }
+
+    /// A node has answered a request of a job, or not in time: it may have been slow for a moment. The host of a node that is not healthy
+    /// cools down.
+    pub(super) fn tried(&mut self, id: JobId, node: NodeId, reply: &Reply) {
+        let is_no_refusal = match reply {
+            Reply::Answer(NodeReply::Reserved { problem, .. }) => problem.is_some(),
+            Reply::Unknown(_) => true,
+            Reply::Answer(_) | Reply::Refused(_) => false,
+        };
+        let running = self.jobs.get_mut(&id).filter(|_| is_no_refusal);
+        if let Some(running) = running {
+            running.trials.passed(node);
+        }
+    }
 }
 
 fn internal(message: &str) -> Refusal {

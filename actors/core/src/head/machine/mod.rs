@@ -2,27 +2,26 @@
 //!
 //! [`HeadCore::step`] takes an [`Input`] and gives the [`Output`]s that follow from it. Equal inputs give equal outputs.
 
-mod drain;
+mod fit;
 mod jobs;
 mod network;
+mod peers;
 mod questions;
-mod room;
 mod running;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt::Display;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use kolo_wire::identity::Identity;
 use kolo_wire::ids::{JobId, NodeId, Slot};
 use kolo_wire::{
     HeadReply, NodeEvent, NodeRegistration, NodeRequest, Obituary, Refusal, RefusalKind,
 };
 
-use self::running::Running;
+use self::peers::{Peer, Peers, disconnected};
+use self::running::Jobs;
 use super::agenda::Agenda;
 use super::cleaning::{self, Cleaning, is_confirmed};
 use super::drains::Drains;
@@ -34,17 +33,7 @@ use super::registry::{NodeRegistry, Session};
 use super::requests::{OVERTIME, Open, Purpose, Requests};
 use crate::fence::{self, Fence};
 use crate::head::milliseconds;
-use crate::pace::{Pace, Ration};
-
-/// The other side of a connection.
-#[derive(Debug)]
-struct Peer {
-    identity: Identity,
-    remote: IpAddr,
-    local: Option<IpAddr>,
-    /// It is a node that has registered over this connection.
-    registered: bool,
-}
+use crate::pace::Pace;
 
 /// Something that is to be done at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,24 +69,16 @@ pub struct HeadCore {
     settings: Settings,
     started: Instant,
     now: Now,
-    peers: BTreeMap<Session, Peer>,
+    peers: Peers,
     registry: NodeRegistry,
     cleaning: Cleaning,
-    /// Complaints about nodes that report too much.
-    overflowing: Ration,
-    jobs: BTreeMap<JobId, Running>,
-    /// Jobs that were taken.
-    count: u64,
+    jobs: Jobs,
     history: History,
     probes: Probes,
     drains: Drains,
-    /// Why no more jobs are taken.
-    stopping: Option<String>,
     requests: Requests,
     agenda: Agenda<Timer>,
     due: VecDeque<Due>,
-    /// Jobs that are to hear that there may be room, by their numbers.
-    offered: BTreeSet<(u64, JobId)>,
     /// The number of living nodes may have changed in this step.
     count_alive: bool,
     outputs: Vec<Output>,
@@ -116,19 +97,15 @@ impl HeadCore {
             settings,
             started: now.real,
             now,
-            peers: BTreeMap::new(),
+            peers: Peers::default(),
             cleaning: Cleaning::default(),
-            overflowing: Ration::new(1, Duration::from_secs(10)),
-            jobs: BTreeMap::new(),
-            count: 0,
+            jobs: Jobs::default(),
             history: History::default(),
             probes: Probes::default(),
             drains: Drains::default(),
-            stopping: None,
             requests: Requests::default(),
             agenda: Agenda::default(),
             due: VecDeque::new(),
-            offered: BTreeSet::new(),
             count_alive: false,
             outputs: Vec::new(),
         }
@@ -286,7 +263,7 @@ impl HeadCore {
         session: Session,
         mut registration: NodeRegistration,
     ) -> Result<HeadReply, Refusal> {
-        let node = self.introduced(session, &registration)?;
+        let node = self.peers.introduced(session, &registration)?;
         let Some(peer) = self.peers.get_mut(&session) else {
             return Err(disconnected());
         };
@@ -313,7 +290,7 @@ impl HeadCore {
             self.clean_up(session, node, job);
         }
         self.undrained(node);
-        self.offer(node, None);
+        self.jobs.offer(node, None);
         self.count_alive = true;
         Ok(HeadReply::Registered {
             heartbeat_ms: milliseconds(admission.pace.heartbeat),
@@ -409,7 +386,7 @@ impl HeadCore {
     fn report_of_unknown(&mut self, node: NodeId, session: Session, job: JobId) {
         if !self.cleaning.is_full(session) {
             self.clean_up(session, node, job);
-        } else if self.overflowing.take(self.now.awake) {
+        } else if self.cleaning.complains(self.now.awake) {
             let text = "a node reports too many jobs that nobody knows";
             self.log(Level::Warn, (job, node), text);
         }
@@ -465,6 +442,59 @@ impl HeadCore {
                 self.log(Level::Warn, (job, node), text);
             }
             self.set_timer(Timer::Clean(session, node, job), pause);
+        }
+    }
+
+    // Room.
+
+    /// Seats of a job are not needed on a node any more.
+    pub(super) fn give_back(&mut self, id: JobId, node: NodeId, workers: u32) {
+        let Some(running) = self.jobs.get(&id) else {
+            return;
+        };
+        let resources = running.job.spec().per_worker.times(workers);
+        self.registry.give_back(id, node, &resources);
+        if let Some(running) = self.jobs.get_mut(&id) {
+            running.trials.passed(node);
+        }
+        // The job itself has left them on purpose.
+        self.jobs.offer(node, Some(id));
+    }
+
+    /// Nothing of a job is left on a node.
+    pub(super) fn free(&mut self, id: JobId, node: NodeId) {
+        self.registry.free(id, node);
+        let running = self.jobs.get_mut(&id);
+        let has_failed = running.is_some_and(|running| running.trials.left(node));
+        if has_failed {
+            // It looks elsewhere: there may have been room all the time.
+            self.jobs.tell(id);
+        }
+        self.jobs.offer(node, has_failed.then_some(id));
+    }
+
+    /// Tells those that wait for room. False if there is nobody to tell now. In a large cluster a look for room takes as long as the
+    /// cluster is large, and nodes seldom come one by one: they are told a microsecond for each node later.
+    pub(super) fn tell_offered(&mut self) -> bool {
+        const LARGE: usize = 1000;
+        let nodes = self.registry.alive_count();
+        if self.jobs.offered.is_empty() {
+            return false;
+        }
+        if nodes >= LARGE {
+            if !self.agenda.has(Timer::Offers) {
+                self.set_timer(Timer::Offers, Duration::from_micros(nodes as u64));
+            }
+            return false;
+        }
+        self.tell_all_offered();
+        true
+    }
+
+    /// The oldest job is told first.
+    pub(super) fn tell_all_offered(&mut self) {
+        for (_, id) in std::mem::take(&mut self.jobs.offered) {
+            self.due.push_back(Due::Job(id, Event::Offered));
         }
     }
 
@@ -524,10 +554,6 @@ impl HeadCore {
             }
         }
     }
-}
-
-fn disconnected() -> Refusal {
-    Refusal::new(RefusalKind::Forbidden, "the connection has ended")
 }
 
 fn unknown_job(job: impl Display) -> Refusal {

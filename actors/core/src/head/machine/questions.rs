@@ -1,20 +1,23 @@
-//! Questions, and the right to ask them (S-2).
+//! Questions, and what is done for them: jobs are stopped, and nodes are drained.
+//!
+//! A node that an operator drains takes nothing new, and elastic jobs leave it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
 use kolo_wire::{
-    ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeRegistration, Refusal, RefusalKind,
+    ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeDrain, NodeRegistration, Refusal, RefusalKind,
 };
 
+use super::peers::session;
 use super::running::Running;
-use super::{Due, HeadCore, Peer, disconnected, unknown_job};
+use super::{Due, HeadCore, Timer, unknown_job};
 use crate::head::history::{MAX_LISTED, Remembered, take};
 use crate::head::job::Event;
 use crate::head::messages::{AskId, Caller, Level, Now, Question};
 use crate::head::milliseconds;
-use crate::head::registry::Session;
+use crate::head::validate::MAX_DRAIN;
 
 impl HeadCore {
     /// The answer to a question, if it has one at once.
@@ -41,7 +44,7 @@ impl HeadCore {
 
     /// The head takes no more jobs.
     fn leave(&mut self, ask: AskId, reason: String) {
-        self.stopping = Some(reason);
+        self.drains.stopping = Some(reason);
         self.drains.add_head(ask);
         self.settle_drains();
     }
@@ -58,19 +61,19 @@ impl HeadCore {
                 return self.register(session, registration).map(Some);
             }
             HeadRequest::Heartbeats => {
-                let (node, session) = self.node(caller)?;
+                let (node, session) = self.peers.node(caller, &self.registry)?;
                 self.registry.beat(self.now.awake, node, session);
             }
             HeadRequest::Events(events) => {
-                let (node, session) = self.node(caller)?;
+                let (node, session) = self.peers.node(caller, &self.registry)?;
                 self.report(node, session, events);
             }
             // The head's daemon keeps what is in it.
             HeadRequest::Metrics(_) => {
-                self.node(caller)?;
+                self.peers.node(caller, &self.registry)?;
             }
             HeadRequest::SignWorker { job, slot, .. } => {
-                let (node, _) = self.node(caller)?;
+                let (node, _) = self.peers.node(caller, &self.registry)?;
                 let running = self.jobs.get(&job).ok_or_else(|| unknown_job(job))?;
                 return Ok(Some(HeadReply::Signed {
                     certificate: Vec::new(),
@@ -78,17 +81,17 @@ impl HeadCore {
                 }));
             }
             HeadRequest::Network(network) => {
-                let (node, session) = self.node(caller)?;
+                let (node, session) = self.peers.node(caller, &self.registry)?;
                 let text = format!(
                     "a node's network interfaces have changed: there are {}",
                     network.interfaces.len()
                 );
                 self.registry.set_network(node, session, network)?;
-                self.offer(node, None);
+                self.jobs.offer(node, None);
                 self.log(Level::Info, (None, node), text);
             }
             HeadRequest::Drain => {
-                let (node, session) = self.node(caller)?;
+                let (node, session) = self.peers.node(caller, &self.registry)?;
                 self.registry.leave(node, session);
                 self.log(Level::Info, (None, node), "a node takes no more jobs");
                 self.leave_node(node, "the daemon of the node is stopping");
@@ -97,7 +100,7 @@ impl HeadCore {
                 return Ok(None);
             }
             request => {
-                let driver = self.driver(caller)?;
+                let driver = self.peers.driver(caller)?;
                 return self.query(ask, driver, request);
             }
         }
@@ -177,6 +180,135 @@ impl HeadCore {
         Ok(running.info(self.now))
     }
 
+    /// Drains a node: elastic jobs have this time to leave.
+    pub(super) fn drain_node(
+        &mut self,
+        by: Option<DriverId>,
+        name: &str,
+        deadline: Duration,
+    ) -> Result<HeadReply, Refusal> {
+        if deadline > MAX_DRAIN {
+            return Err(Refusal::new(
+                RefusalKind::Invalid,
+                format!(
+                    "the deadline of the drain is {deadline:?}; allowed are 0 s to {MAX_DRAIN:?}"
+                ),
+            ));
+        }
+        let (node, hostname) = self.known_node(name)?;
+        self.registry.set_drained(node, true);
+        self.set_timer(Timer::Evict(node), deadline);
+        let reason = match by {
+            Some(driver) => format!("{driver} drains the node"),
+            None => "the node is drained, as was asked for over HTTP".to_owned(),
+        };
+        let leaving = self.leave_node(node, &reason);
+        let on_it = self.registry.jobs_on(node);
+        let stays = |job: &JobId| self.jobs.contains_key(job) && !leaving.contains(job);
+        let staying: Vec<JobId> = on_it.filter(stays).collect();
+        let text = format!(
+            "{reason}: no new work; jobs that leave within {deadline:?}: {}, jobs that stay until they end: {}",
+            leaving.len(),
+            staying.len()
+        );
+        self.log(Level::Info, (None, node), text);
+        Ok(HeadReply::Draining(NodeDrain {
+            node,
+            hostname,
+            leaving,
+            staying,
+        }))
+    }
+
+    /// The node takes work again.
+    pub(super) fn undrain_node(&mut self, name: &str) -> Result<HeadReply, Refusal> {
+        let (node, _) = self.known_node(name)?;
+        if self.registry.is_leaving(node) {
+            return Err(Refusal::new(
+                RefusalKind::Stopped,
+                format!("the daemon of {node} is stopping; start the daemon again"),
+            ));
+        }
+        self.registry.set_drained(node, false);
+        self.agenda.set(Timer::Evict(node), None);
+        self.undrained(node);
+        self.log(Level::Info, (None, node), "the node takes work again");
+        self.jobs.offer(node, None);
+        Ok(HeadReply::Done)
+    }
+
+    /// No job need leave a node any more. All are told: a job may have been told to leave and have nothing there now.
+    pub(super) fn undrained(&mut self, node: NodeId) {
+        let elastic = self.jobs.iter();
+        let elastic = elastic.filter(|(_, running)| running.job.may_grow());
+        let events = elastic.map(|(job, _)| Due::Job(*job, Event::Undrain { node }));
+        self.due.extend(events);
+    }
+
+    /// Elastic jobs are to leave a node. Those that are told.
+    pub(super) fn leave_node(&mut self, node: NodeId, reason: &str) -> Vec<JobId> {
+        let jobs = self.elastic_on(node);
+        for job in &jobs {
+            let reason = reason.to_owned();
+            self.due
+                .push_back(Due::Job(*job, Event::Drain { node, reason }));
+        }
+        jobs
+    }
+
+    /// The time to leave a node is over.
+    pub(super) fn evict(&mut self, node: NodeId) {
+        for job in self.elastic_on(node) {
+            let reason = "the deadline of the drain of its node is over".to_owned();
+            self.due
+                .push_back(Due::Job(job, Event::Evict { node, reason }));
+        }
+    }
+
+    /// The elastic jobs that have something on a node, and do not leave it already.
+    fn elastic_on(&self, node: NodeId) -> Vec<JobId> {
+        let may_leave = |id: &JobId| {
+            let running = self.jobs.get(id);
+            let job = running.map(|running| &running.job);
+            job.filter(|job| job.may_grow())
+                .is_some_and(|job| job.held().any(|(held, _)| held == node))
+        };
+        self.registry.jobs_on(node).filter(may_leave).collect()
+    }
+
+    /// The node with this id or hostname, a lost one included. Of several with the hostname the one that is there is meant.
+    fn known_node(&self, name: &str) -> Result<(NodeId, String), Refusal> {
+        let is_meant =
+            |node: &&NodeRegistration| node.hostname == name || node.node.to_string() == name;
+        let mut found: Vec<&NodeRegistration> = self.registry.known().filter(is_meant).collect();
+        let is_there = |node: &&NodeRegistration| self.registry.alive(node.node).is_some();
+        if found.iter().any(is_there) {
+            found.retain(is_there);
+        }
+        match found[..] {
+            [node] => Ok((node.node, node.hostname.clone())),
+            [] => Err(Refusal::new(
+                RefusalKind::NotFound,
+                format!(
+                    "no node has the hostname or id `{}`; `kolo status` lists the nodes",
+                    name.escape_debug()
+                ),
+            )),
+            _ => {
+                let ids: Vec<String> = found.iter().map(|node| node.node.to_string()).collect();
+                Err(Refusal::new(
+                    RefusalKind::Invalid,
+                    format!(
+                        "{} nodes have the hostname `{}`; give the id of one: {}",
+                        found.len(),
+                        name.escape_debug(),
+                        ids.join(", ")
+                    ),
+                ))
+            }
+        }
+    }
+
     /// Stops a job. Answered when it has ended.
     fn stop(
         &mut self,
@@ -193,70 +325,6 @@ impl HeadCore {
         } else {
             Err(unknown_job(job))
         }
-    }
-
-    fn peer(&self, session: Session) -> Result<&Peer, Refusal> {
-        self.peers.get(&session).ok_or_else(disconnected)
-    }
-
-    /// The driver that asks; `None` for the HTTP API.
-    fn driver(&self, caller: Caller) -> Result<Option<DriverId>, Refusal> {
-        match caller {
-            Caller::Http => Ok(None),
-            Caller::Peer(session) => self.driver_of(session).map(Some),
-        }
-    }
-
-    pub(super) fn driver_of(&self, session: Session) -> Result<DriverId, Refusal> {
-        let peer = self.peer(session)?;
-        let driver = peer.identity.driver();
-        driver.ok_or_else(|| forbidden(peer, "driver"))
-    }
-
-    /// The node that introduces itself, if it may.
-    pub(super) fn introduced(
-        &self,
-        session: Session,
-        registration: &NodeRegistration,
-    ) -> Result<NodeId, Refusal> {
-        let peer = self.peer(session)?;
-        let node = peer.identity.node();
-        let node = node.ok_or_else(|| forbidden(peer, "node"))?;
-        if registration.node != node {
-            return Err(Refusal::new(
-                RefusalKind::Forbidden,
-                format!(
-                    "a certificate for {node} can't register {}",
-                    registration.node
-                ),
-            ));
-        }
-        if peer.registered {
-            return Err(Refusal::new(
-                RefusalKind::Invalid,
-                format!("{node} is registered over this connection already"),
-            ));
-        }
-        Ok(node)
-    }
-
-    /// The node that asks, and its stay, which lasts.
-    fn node(&self, caller: Caller) -> Result<(NodeId, Session), Refusal> {
-        let session = session(caller)?;
-        let peer = self.peer(session)?;
-        let node = peer.identity.node();
-        let node = node.ok_or_else(|| forbidden(peer, "node"))?;
-        let problem = if !peer.registered {
-            "must register over this connection first"
-        } else if !self.registry.is_current(node, session) {
-            "is not registered, or counts as lost; register again"
-        } else {
-            return Ok((node, session));
-        };
-        Err(Refusal::new(
-            RefusalKind::Forbidden,
-            format!("{node} {problem}"),
-        ))
     }
 }
 
@@ -281,24 +349,4 @@ impl Listed<'_> {
             Self::Running(running) => running.outline(now.real),
         }
     }
-}
-
-fn session(caller: Caller) -> Result<Session, Refusal> {
-    match caller {
-        Caller::Peer(session) => Ok(session),
-        Caller::Http => Err(Refusal::new(
-            RefusalKind::Forbidden,
-            "only a node may ask for this",
-        )),
-    }
-}
-
-fn forbidden(peer: &Peer, needed: &str) -> Refusal {
-    Refusal::new(
-        RefusalKind::Forbidden,
-        format!(
-            "only a {needed} may ask for this, and {} is none",
-            peer.identity
-        ),
-    )
 }

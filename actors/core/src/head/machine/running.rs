@@ -1,17 +1,19 @@
-//! The head's knowledge of a job that has not ended.
+//! The head's knowledge of jobs that have not ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use kolo_wire::JobInfo;
-use kolo_wire::ids::NodeId;
+use kolo_wire::ids::{JobId, NodeId};
 
 use crate::head::job::Job;
 use crate::head::messages::{AskId, Now};
 use crate::head::outbox::{Outbox, Tables};
 use crate::head::registry::Session;
 use crate::interfaces::Key;
+use crate::placement::Share;
 
 /// A node that has a part in a job.
 #[derive(Debug, Clone, Copy)]
@@ -95,5 +97,83 @@ impl Trials {
             self.unfit.insert(node);
         }
         failed
+    }
+}
+
+/// All jobs that have not ended.
+#[derive(Debug, Default)]
+pub(super) struct Jobs {
+    running: BTreeMap<JobId, Running>,
+    /// Jobs that were taken.
+    pub(super) count: u64,
+    /// Jobs that are to hear that there may be room, by their numbers.
+    pub(super) offered: BTreeSet<(u64, JobId)>,
+}
+
+impl Deref for Jobs {
+    type Target = BTreeMap<JobId, Running>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.running
+    }
+}
+
+impl DerefMut for Jobs {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.running
+    }
+}
+
+impl Jobs {
+    /// There may be more room for a job: it is told at the end of this step.
+    pub(super) fn tell(&mut self, id: JobId) {
+        if let Some(running) = self.running.get(&id) {
+            self.offered.insert((running.number, id));
+        }
+    }
+
+    /// There may be more room on a node: all jobs that wait for some are told at the end of this step, except one.
+    pub(super) fn offer(&mut self, node: NodeId, except: Option<JobId>) {
+        for (id, running) in &mut self.running {
+            if except != Some(*id) {
+                running.trials.unfit.remove(&node);
+                if running.job.wants_room() {
+                    self.offered.insert((running.number, *id));
+                }
+            }
+        }
+    }
+
+    /// While several jobs wait for room, none takes some that is too little for the job to start. Says so if that is why there is none.
+    pub(super) fn give_way(&self, id: JobId, shares: &mut Vec<Share>) -> String {
+        let running = self.get(&id).filter(|running| running.job.is_short());
+        let Some((running, min)) =
+            running.and_then(|running| Some((running, running.job.spec().elastic.as_ref()?.min)))
+        else {
+            return String::new();
+        };
+        let held: u32 = running.job.held().map(|(_, workers)| workers).sum();
+        let more: u32 = shares.iter().map(|share| share.workers).sum();
+        let waits = |(other, running): (&JobId, &Running)| *other != id && running.job.is_short();
+        if more == 0 || held + more >= min || !self.iter().any(waits) {
+            return String::new();
+        }
+        shares.clear();
+        format!(
+            "there is room for {} workers of at least {min}; other jobs wait for room, too",
+            held + more
+        )
+    }
+
+    /// A job has been given all the room that there is. If several wait for more, the youngest gives back what is too little for it.
+    pub(super) fn youngest_of_several(&self, id: JobId) -> Option<JobId> {
+        let waiting = self.iter().filter(|(_, running)| running.job.is_short());
+        if !self.get(&id)?.job.is_short() || waiting.clone().count() < 2 {
+            return None;
+        }
+        let holds = |running: &Running| running.job.held().any(|(_, workers)| workers > 0);
+        let holds = waiting.filter(|(_, running)| holds(running));
+        let youngest = holds.max_by_key(|(_, running)| running.number);
+        youngest.map(|(job, _)| *job)
     }
 }

@@ -3,43 +3,51 @@
 //! What happens becomes a [`Fact`], and each of its actions a message to nodes, to the driver, or to the head. Nothing ends
 //! such a job but the end that membership decides on, a stop, or its driver.
 
-mod flow;
+mod bringing;
+mod facts;
 mod horovod;
-mod hosts;
 mod news;
 mod nodes;
 mod restart;
-mod room;
+mod table;
 mod tally;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, NodeId, Slot};
 use kolo_wire::{
-    GenerationTable, Handover, JobEvent, JobState, LeftOut, Member, NodeRequest, Refusal,
-    RefusalKind, WorkerState,
+    GenerationTable, JobEvent, JobState, LeftOut, MembershipInfo, NodeRequest, OnChange, Refusal,
+    RefusalKind, SubmitFrame, WorkerSignal, WorkerState,
 };
 
-pub(super) use self::flow::Flow;
+use self::bringing::Bringing;
+use self::facts::Facts;
 use self::horovod::Doors;
-pub(in crate::head) use self::hosts::most_on;
-use self::restart::Forming;
+use self::nodes::{connect, queue};
+use self::restart::Anew;
+use self::table::table_of;
 use self::tally::Tally;
-use super::{Action, Blame, Ending, GroupState, Job, Phase, Push, Seat, Seating, Site};
+use super::end::{Ending, cut};
+use super::parts::Push;
+use super::seat::{Seat, process_of};
+use super::{Action, Base, Event, GroupState, Phase, Rendezvous, Seating, Site};
+use crate::env::{self, JobEnv};
 use crate::head::milliseconds;
 use crate::membership::{
     self, Budget, End, Fact, Host, Limits, LimitsError, Membership, Process, State,
 };
-use crate::ranks::Registration;
+
+/// Longest reason that a node or a driver gives, in bytes, and longest last words of a process in a reason. All of them are in the
+/// failure.
+const MAX_WORDS: usize = 256;
 
 /// What a job that never changes its members does without.
 #[derive(Debug)]
 pub(super) struct Elastic {
     membership: Membership,
-    /// What membership has not heard yet.
-    facts: VecDeque<Fact>,
+    facts: Facts,
     /// The generation that was active last, if any.
     active: Option<Arc<GenerationTable>>,
     /// Its members.
@@ -53,54 +61,37 @@ pub(super) struct Elastic {
     decision: String,
     /// The last generation whose change the driver was offered.
     offered: Generation,
-    /// How often the driver was told of new nodes, and how often it has said that they hold the program.
-    told: u64,
-    answered: u64,
-    /// Nodes of which the driver has not been told.
-    fresh: Vec<NodeId>,
-    /// Nodes that the driver was told of, and that wait for its program, by the number of that word.
-    awaiting: VecDeque<(u64, Vec<NodeId>)>,
-    /// Nodes that have not answered a reservation.
-    reserving: BTreeSet<NodeId>,
-    /// Nodes where a seat or a process may come further now.
-    pending: BTreeSet<NodeId>,
-    /// Nodes where something was given up, so that perhaps nothing is left.
-    touched: BTreeSet<NodeId>,
+    bringing: Bringing,
+    leaving: Leaving,
+    /// For how many workers there was room when the driver was told last that the job waits for more.
+    short_of: Option<u32>,
+    anew: Anew,
+    doors: Doors,
+}
+
+/// Nodes that get nothing more of the job.
+#[derive(Debug, Default)]
+struct Leaving {
     /// Nodes that are to be left, as somebody else than the driver says.
     drained: BTreeSet<NodeId>,
     /// Nodes that are to be left, as the driver's list of hosts says.
     unlisted: BTreeSet<NodeId>,
-    /// Nodes may be over, and are to be forgotten.
-    has_over: bool,
-    /// The failures that have ended the group before, if it is started anew, until the driver is told.
-    fell: Option<Box<kolo_wire::Fall>>,
-    /// For how many workers there was room when the driver was told last that the job waits for more.
-    short_of: Option<u32>,
-    /// Nodes where a process was killed and its end was not seen. The job gets nothing there any more.
+    /// Nodes where a process was killed and its end was not seen.
     unseen: BTreeSet<NodeId>,
-    /// Of a group that is started anew.
-    forming: Option<Forming>,
-    /// Its nodes, in the order of their ranks.
-    nodes: BTreeMap<NodeId, u32>,
-    /// The generation for which the rendezvous was opened last.
-    met: Generation,
-    /// The port of torch's store in the generation that was started last.
-    master_port: u16,
-    /// Of a group of Horovod's elastic workers.
-    doors: Doors,
 }
 
 impl Elastic {
-    /// The membership of a new job, and what it asks for first.
-    pub(super) fn new(
-        now: Instant,
+    /// A new job: its seats are laid over the sites, and the head looks for room for the rest.
+    pub(super) fn begin(
+        job: &mut Base,
         limits: Limits,
-        seed: u64,
-    ) -> Result<(Self, Vec<membership::Action>), LimitsError> {
-        let (membership, actions) = Membership::new(now, limits, seed)?;
-        let elastic = Self {
+        sites: Vec<Site>,
+    ) -> Result<Self, LimitsError> {
+        // Ids of jobs are random.
+        let (membership, first) = Membership::new(job.now, limits, job.id.0)?;
+        let mut elastic = Self {
             membership,
-            facts: VecDeque::new(),
+            facts: Facts::default(),
             active: None,
             members: BTreeSet::new(),
             holders: BTreeMap::new(),
@@ -108,38 +99,50 @@ impl Elastic {
             wake_at: None,
             decision: String::new(),
             offered: Generation::default(),
-            told: 0,
-            answered: 0,
-            fresh: Vec::new(),
-            awaiting: VecDeque::new(),
-            reserving: BTreeSet::new(),
-            pending: BTreeSet::new(),
-            touched: BTreeSet::new(),
-            drained: BTreeSet::new(),
-            unlisted: BTreeSet::new(),
-            has_over: false,
-            fell: None,
+            bringing: Bringing::default(),
+            leaving: Leaving::default(),
             short_of: None,
-            unseen: BTreeSet::new(),
-            forming: None,
-            nodes: BTreeMap::new(),
-            met: Generation(0),
-            master_port: 0,
+            anew: Anew::default(),
             doors: Doors::default(),
         };
-        Ok((elastic, actions))
+        // Members and spares: the sites have room for all of them.
+        let mut wanted = Vec::new();
+        for action in first {
+            match action {
+                membership::Action::Reserve { slots, .. } => wanted.extend(slots),
+                action => elastic.carry_out(job, action),
+            }
+        }
+        let mut slots = wanted.into_iter();
+        let seated = sites
+            .into_iter()
+            .map(|site| Seating {
+                slots: slots.by_ref().take(site.workers as usize).collect(),
+                site,
+            })
+            .collect();
+        elastic.placed(job, seated, Vec::new(), "");
+        let slots: Vec<Slot> = slots.collect();
+        if !slots.is_empty() {
+            let avoid = Vec::new();
+            job.actions.push(Action::Place { slots, avoid });
+        }
+        elastic.settle(job);
+        Ok(elastic)
     }
 
-    pub(super) fn wake_at(&self) -> Option<Instant> {
-        self.wake_at
+    pub(super) fn deadline(&self, job: &Base) -> Option<Instant> {
+        self.wake_at.filter(|_| job.ending.is_none())
     }
 
-    pub(super) fn active(&self) -> Option<&GenerationTable> {
-        self.active.as_deref()
-    }
-
-    pub(super) fn decision(&self) -> &str {
-        &self.decision
+    /// What people see of the membership.
+    pub(super) fn info(&self) -> MembershipInfo {
+        let active = self.active.as_deref();
+        MembershipInfo {
+            cause: active.map(|table| table.cause.clone()),
+            decision: self.decision.clone(),
+            left_out: Vec::new(),
+        }
     }
 
     /// The hosts that get no new worker now.
@@ -153,444 +156,417 @@ impl Elastic {
         hosts.map(left_out).collect()
     }
 
-    /// Seats that there are, so that the number of each is below.
-    pub(super) fn seats(&self) -> u32 {
-        self.membership.roster().seats().len() as u32
+    /// The members come first, in the order of their ranks.
+    pub(super) fn sort(&self, seats: &mut [&Seat]) {
+        seats.sort_by_key(|seat| {
+            let is_member = self.members.contains(&seat.process());
+            (!is_member, seat.member.rank, seat.member.slot)
+        });
     }
 
-    /// How often the membership has changed.
-    pub(super) fn resets(&self) -> u32 {
-        self.membership.budget().resets()
+    pub(super) fn wants_room(&self) -> bool {
+        let roster = self.membership.roster();
+        roster.refused().is_some() || roster.count(State::Reserving) > 0
     }
 
-    /// The process is a member of the generation that was active last.
-    pub(super) fn is_member(&self, process: Process) -> bool {
-        self.members.contains(&process)
-    }
-}
-
-impl Job {
-    pub(super) fn is_elastic(&self) -> bool {
-        self.elastic.is_some()
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.membership.next_group_by().is_some()
     }
 
-    /// Membership is told later in this step.
-    fn fact(&mut self, fact: Fact) {
-        if let Some(elastic) = &mut self.elastic {
-            elastic.facts.push_back(fact);
-        }
-    }
-
-    /// The driver says that nodes hold the program.
-    pub(super) fn program_is_there(&mut self) {
-        self.program_ready = true;
-        if let Some(elastic) = &mut self.elastic {
-            elastic.answered += 1;
-            let is_answered = |(told, _): &(u64, _)| *told <= elastic.answered;
-            while elastic.awaiting.front().is_some_and(is_answered) {
-                let nodes = elastic.awaiting.pop_front().map(|(_, nodes)| nodes);
-                elastic.pending.extend(nodes.into_iter().flatten());
+    pub(super) fn hear(&mut self, job: &mut Base, event: Event) {
+        match event {
+            Event::Replied { node, reply } => self.replied(job, node, reply),
+            Event::Pushed { node, answer } => self.pushed(job, node, answer),
+            Event::Node { node, event } => self.news(job, node, event),
+            Event::NodeLost {
+                node,
+                reason,
+                fence,
+            } => self.node_lost(job, node, reason, fence),
+            // A later stay there knows more.
+            Event::Fenced { node, reason } if job.parts.there(node).is_none() => {
+                self.facts.push(Fact::NodeLost {
+                    node,
+                    why: reason,
+                    fenced: job.now,
+                });
             }
-        }
-    }
-
-    /// Another job waits for room, too.
-    pub(super) fn contended(&mut self) {
-        self.fact(Fact::Contended);
-    }
-
-    /// There may be room for more seats.
-    pub(super) fn offered(&mut self) {
-        self.fact(Fact::Offered);
-    }
-
-    /// A node is to be left.
-    pub(super) fn drain(&mut self, node: NodeId, why: String) {
-        self.touch(node);
-        if let Some(elastic) = &mut self.elastic {
-            elastic.drained.insert(node);
-            elastic.unlisted.remove(&node);
-        }
-        self.fact(Fact::Drain { node, why });
-    }
-
-    /// The time to leave a node is over.
-    pub(super) fn evict(&mut self, node: NodeId, why: &str) {
-        let slots = self.part(node).map(|part| &self.parts[part].slots);
-        let seats = slots
-            .into_iter()
-            .flatten()
-            .filter_map(|slot| self.seats.get(slot));
-        let there = seats.filter(|seat| seat.exit.is_none() && seat.state != WorkerState::Stopping);
-        for process in there.map(Seat::process).collect::<Vec<_>>() {
-            self.stop_worker(process, why.to_owned());
-        }
-    }
-
-    /// A node need not be left after all.
-    pub(super) fn undrain(&mut self, node: NodeId) {
-        if let Some(elastic) = &mut self.elastic {
-            elastic.drained.remove(&node);
-        }
-        self.fact(Fact::Undrain { node });
-        self.check_host(node);
-    }
-
-    /// The first things to do for a new job: its seats are laid over the sites, and the head looks for room for the rest.
-    pub(super) fn begin(&mut self, first: Vec<membership::Action>, sites: Vec<Site>) {
-        // Members and spares: the sites have room for all of them.
-        let mut wanted = Vec::new();
-        for action in first {
-            match action {
-                membership::Action::Reserve { slots, .. } => wanted.extend(slots),
-                action => self.carry_out(action),
+            Event::Discovered(found) => self.discovered(job, found),
+            Event::Rendezvous(opened) if job.rendezvous == Rendezvous::Opening => {
+                (self.anew).rendezvous_opened(job, &mut self.facts, opened);
             }
+            Event::Door(process, news) => {
+                let news = (process, news);
+                (self.doors).hear(job, &mut self.facts, &self.members, news);
+            }
+            Event::Placed {
+                seated,
+                without,
+                why,
+            } => self.placed(job, seated, without, &why),
+            Event::Contended => self.facts.push(Fact::Contended),
+            Event::Offered => self.facts.push(Fact::Offered),
+            Event::Drain { node, reason } => self.drain(job, node, reason),
+            Event::Evict { node, reason } => self.evict(job, node, &reason),
+            Event::Undrain { node } => {
+                self.leaving.drained.remove(&node);
+                self.facts.push(Fact::Undrain { node });
+                self.check_host(job, node);
+            }
+            Event::Driver(SubmitFrame::ProgramReady) => self.bringing.answered(job),
+            Event::Driver(SubmitFrame::Hosts(hosts)) => self.use_hosts(job, hosts),
+            Event::Driver(SubmitFrame::Holding { generation }) if !job.starts_anew() => {
+                let commit = None;
+                self.facts.push(Fact::Holding { generation, commit });
+            }
+            // It does not reach a node with members of the generation.
+            Event::Driver(SubmitFrame::Unreachable {
+                generation,
+                mut why,
+            }) if !job.starts_anew() => {
+                cut(&mut why, MAX_WORDS);
+                let culprit = None;
+                self.facts.push(Fact::Broken {
+                    generation,
+                    culprit,
+                    why,
+                });
+            }
+            Event::Driver(SubmitFrame::Signal(signal)) => {
+                // It asks the processes to prepare for their end: they have the grace time for that.
+                if matches!(signal, WorkerSignal::User1 | WorkerSignal::User2)
+                    && job.starts_anew()
+                    && job.ending.is_none()
+                {
+                    let until = job.now + Duration::from_millis(job.spec.grace_ms);
+                    self.facts.push(Fact::Noticed { until });
+                }
+                job.signal(signal);
+            }
+            event => job.hear(event),
         }
-        let mut slots = wanted.into_iter();
-        let seated = sites
-            .into_iter()
-            .map(|site| Seating {
-                slots: slots.by_ref().take(site.workers as usize).collect(),
-                site,
-            })
-            .collect();
-        self.placed(seated, Vec::new(), "");
-        let slots: Vec<Slot> = slots.collect();
-        if !slots.is_empty() {
-            let avoid = Vec::new();
-            self.actions.push(Action::Place { slots, avoid });
-        }
-        self.settle();
+        self.settle(job);
     }
 
     /// Tells membership what has happened and does what it wants, until there is nothing left to do.
-    pub(super) fn settle(&mut self) {
-        let now = self.now;
+    fn settle(&mut self, job: &mut Base) {
         loop {
-            let Some(elastic) = self.elastic.as_mut().filter(|_| self.ending.is_none()) else {
+            if job.ending.is_some() {
                 return;
-            };
-            let is_due = elastic.wake_at.is_some_and(|at| now >= at);
-            if is_due || !elastic.facts.is_empty() {
+            }
+            let is_due = self.wake_at.is_some_and(|at| job.now >= at);
+            if is_due || !self.facts.is_empty() {
                 if is_due {
-                    elastic.wake_at = None;
+                    self.wake_at = None;
                 }
-                // Facts that come together make one change.
-                let facts = std::mem::take(&mut elastic.facts);
-                for action in elastic.membership.step(now, facts) {
-                    self.carry_out(action);
+                let facts = self.facts.take();
+                for action in self.membership.step(job.now, facts) {
+                    self.carry_out(job, action);
                 }
                 continue;
             }
-            self.leave_nodes();
-            self.connect();
-            self.confirm();
-            self.acknowledge_late();
-            let is_idle = |elastic: &Elastic| elastic.facts.is_empty();
-            if self.elastic.as_deref().is_none_or(is_idle) {
+            self.leave_nodes(job);
+            connect(job);
+            self.confirm(job);
+            self.doors.acknowledge_late(job, &mut self.facts);
+            if self.facts.is_empty() {
                 break;
             }
         }
-        self.close_doors();
-        self.announce();
-        self.tell_shortage();
-        self.start_queued();
-        self.forget_nodes();
-        let is_whole = |elastic: &Elastic| elastic.membership.active().is_some();
-        let whole = self.elastic.as_deref().is_some_and(is_whole);
-        let before = self.state;
-        self.state = match self.phase {
-            Phase::Reserve | Phase::Prepare if self.net.is_open() => JobState::Probing,
+        if job.ending.is_some() {
+            return;
+        }
+        self.doors.close(job);
+        self.bringing.announce(job);
+        self.tell_shortage(job);
+        self.start_queued(job);
+        job.parts.forget_over();
+        let whole = self.membership.active().is_some();
+        let before = job.state;
+        job.state = match job.phase {
+            Phase::Reserve | Phase::Prepare if job.net.is_open() => JobState::Probing,
             Phase::Reserve | Phase::Prepare => JobState::Placing,
             Phase::Boot | Phase::Publish => JobState::Starting,
             Phase::Up if whole => JobState::Healthy,
             Phase::Up => JobState::Recovering,
         };
-        if (before, self.state) == (JobState::Healthy, JobState::Recovering) {
-            let elastic = self.elastic.as_deref();
-            let why = elastic.map(|elastic| elastic.membership.budget().idle_why());
-            let why = why.unwrap_or_default().to_owned();
-            self.tell_state("UNHEALTHY", why);
+        if (before, job.state) == (JobState::Healthy, JobState::Recovering) {
+            let why = self.membership.budget().idle_why().to_owned();
+            self.tell_state(job, "UNHEALTHY", why);
         }
     }
 
-    /// Says in the log how the group is, if it may change.
-    pub(super) fn tell_state(&mut self, state: &'static str, cause: String) {
-        if let Some(elastic) = self.elastic.as_deref() {
-            let group = GroupState {
-                state,
-                generation: self.generation,
-                members: elastic.members.len() as u32,
-                restarts: elastic.membership.budget().without_progress(),
-                cause,
-            };
-            self.actions.push(Action::Group(group));
-        }
+    /// Says in the log how the group is.
+    fn tell_state(&self, job: &mut Base, state: &'static str, cause: String) {
+        job.actions.push(Action::Group(GroupState {
+            state,
+            generation: job.generation,
+            members: self.members.len() as u32,
+            restarts: self.membership.budget().without_progress(),
+            cause,
+        }));
     }
 
-    fn carry_out(&mut self, action: membership::Action) {
-        if self.ending.is_some() {
+    /// The last word of the group's state.
+    pub(super) fn tell_end(&self, job: &mut Base, state: JobState, reason: String) {
+        let name = match state {
+            JobState::Succeeded => "SUCCEEDED",
+            JobState::Stopped => "STOPPED",
+            _ => "FAILED",
+        };
+        self.tell_state(job, name, reason);
+    }
+
+    fn carry_out(&mut self, job: &mut Base, action: membership::Action) {
+        if job.ending.is_some() {
             return;
         }
         match action {
             membership::Action::Reserve { slots, avoid, .. } => {
                 let avoid = avoid.iter().map(ToString::to_string).collect();
-                self.actions.push(Action::Place { slots, avoid });
+                job.actions.push(Action::Place { slots, avoid });
             }
             membership::Action::GiveBack { slots } => {
                 for slot in slots {
-                    self.leave_seat(slot);
+                    self.leave_seat(job, slot);
                 }
             }
-            membership::Action::Plan(generation) => self.plan(&generation),
-            membership::Action::Start { process, location } if self.is_planned() => {
-                self.open_door(process, location.node);
+            // New processes are to be started for this generation.
+            membership::Action::Plan(generation) => match table_of(job, &generation) {
+                Ok(table) => self.doors.plan = Some(Arc::new(table)),
+                Err(error) => job.fail(RefusalKind::Internal, error),
+            },
+            membership::Action::Start { process, location } if job.is_horovod() => {
+                self.doors.open(job, process, location.node);
             }
-            membership::Action::Start { process, location } => self.queue(process, location.node),
-            membership::Action::Stop { process, why } => self.stop_worker(process, why),
+            membership::Action::Start { process, location } => {
+                queue(job, process, location.node);
+            }
+            membership::Action::Stop { process, why } => self.stop_worker(job, process, why),
             membership::Action::Revoke {
                 generation,
                 lost,
                 cause,
             } => {
-                let generation = self.inside(generation);
+                // Horovod's workers are let into a generation when it is active.
+                let generation = if job.is_horovod() {
+                    job.generation
+                } else {
+                    generation
+                };
                 let request = NodeRequest::Revoke {
-                    job: self.id,
+                    job: job.id,
                     generation,
                     lost,
                     cause,
                 };
-                self.send_to_members(generation, &request);
+                self.send_to_members(job, generation, &request);
             }
             membership::Action::Fall {
                 why,
                 is_failure,
                 stopped,
-            } => self.group_fell(why, is_failure, stopped),
-            membership::Action::Publish { generation, to } => self.publish(&generation, &to),
-            membership::Action::Active(generation) => self.activate(generation.number()),
-            membership::Action::Hold { generation, .. } if self.is_planned() => {
-                self.give_notice(generation);
+            } => self.group_fell(job, why, is_failure, stopped),
+            membership::Action::Publish { generation, to } => {
+                self.publish(job, &generation, &to);
+            }
+            membership::Action::Active(generation) => self.activate(job, generation.number()),
+            membership::Action::Hold { generation, .. } if job.is_horovod() => {
+                let active = self.active.as_deref();
+                if let Some(table) = active.filter(|table| table.generation == generation) {
+                    self.doors.give_notice(job, table);
+                }
             }
             membership::Action::Hold { generation, why } => {
-                self.offer(generation);
+                // The driver's stream loses nothing, so that once is enough.
+                if self.offered < generation {
+                    self.offered = generation;
+                    let hold = JobEvent::Hold { generation };
+                    job.actions.push(Action::Tell(hold));
+                }
                 let request = NodeRequest::Hold {
-                    job: self.id,
+                    job: job.id,
                     generation,
                     why,
                 };
-                self.send_to_members(generation, &request);
+                self.send_to_members(job, generation, &request);
             }
-            membership::Action::Wake(at) => {
-                if let Some(elastic) = &mut self.elastic {
-                    elastic.wake_at = Some(at);
-                }
-            }
+            membership::Action::Wake(at) => self.wake_at = Some(at),
             membership::Action::Tell(text) => {
                 // That something was ignored is no decision.
-                let is_decision = !text.starts_with("ignored: ");
-                if let Some(elastic) = self.elastic.as_mut().filter(|_| is_decision) {
-                    elastic.decision.clone_from(&text);
+                if !text.starts_with("ignored: ") {
+                    self.decision.clone_from(&text);
                 }
-                self.note(text);
+                job.note(text);
             }
-            membership::Action::End { how, why } => self.end_of_membership(how, why),
-        }
-    }
-
-    /// Asks the driver to hold between two calls. Its stream loses nothing, so that once is enough.
-    fn offer(&mut self, generation: Generation) {
-        if let Some(elastic) = self.elastic.as_mut()
-            && elastic.offered < generation
-        {
-            elastic.offered = generation;
-            let hold = JobEvent::Hold { generation };
-            self.actions.push(Action::Tell(hold));
+            membership::Action::End { how, why } => self.end(job, how, why),
         }
     }
 
     /// Gives a generation to the nodes of these processes, unless it is on its way there.
-    fn publish(&mut self, generation: &Arc<membership::Generation>, to: &[Process]) {
+    fn publish(&mut self, job: &mut Base, generation: &membership::Generation, to: &[Process]) {
         let number = generation.number();
-        if self
-            .published
-            .as_ref()
-            .is_none_or(|known| known.generation != number)
-        {
-            let table = match self.table_of(generation) {
-                Ok(table) => table,
-                Err(error) => return self.fail(RefusalKind::Internal, error),
+        let known = job.published.as_ref();
+        let is_new = known.is_none_or(|known| known.generation != number);
+        if is_new {
+            let table = match table_of(job, generation) {
+                Ok(table) => Arc::new(table),
+                Err(error) => return job.fail(RefusalKind::Internal, error),
             };
-            self.phase = self.phase.max(Phase::Publish);
-            let starts_anew = self.starts_anew();
-            let is_told = !starts_anew && !self.is_planned();
-            if let Some(elastic) = self.elastic.as_mut().filter(|_| is_told) {
-                let tally = Tally::new(table.members.iter().map(process_of));
-                elastic.tallies.insert(number, tally);
+            job.phase = job.phase.max(Phase::Publish);
+            job.published = Some(Arc::clone(&table));
+            match job.on_change() {
+                OnChange::Restart => self.anew.prepare(job, &table),
+                OnChange::InPlace => {
+                    let tally = Tally::new(table.members.iter().map(process_of));
+                    self.tallies.insert(number, tally);
+                }
+                OnChange::Horovod => {}
             }
-            self.published = Some(Arc::new(table));
-            if starts_anew {
-                self.prepare_group();
+        }
+        match job.on_change() {
+            OnChange::Restart => {}
+            OnChange::Horovod => (self.doors).acknowledge(job, &mut self.facts, number, to),
+            OnChange::InPlace => {
+                let seats = to.iter().filter_map(|process| job.seats.get(&process.slot));
+                let nodes: BTreeSet<NodeId> = seats.map(|seat| seat.member.node).collect();
+                for node in nodes {
+                    if let Some(part) = job.parts.find(node) {
+                        job.push_once(part, Push::Membership(number));
+                    }
+                }
             }
         }
-        if self.starts_anew() {
-            return;
-        }
-        if self.is_planned() {
-            return self.acknowledge(number, to);
-        }
-        let seats = to
-            .iter()
-            .filter_map(|process| self.seats.get(&process.slot));
-        let nodes: BTreeSet<NodeId> = seats.map(|seat| seat.member.node).collect();
-        for part in nodes
-            .into_iter()
-            .filter_map(|node| self.part(node))
-            .collect::<Vec<_>>()
-        {
-            self.push_once(part, Push::Membership(number));
-        }
-    }
-
-    /// A generation as a message: R-1 holds whatever the hosts are.
-    fn table_of(&self, generation: &membership::Generation) -> Result<GenerationTable, String> {
-        let mut registration = Registration::new();
-        for member in generation.members() {
-            let node = member.location.node;
-            let part = self.part(node).map(|part| &self.parts[part].site);
-            let hostname = part.map_or(&*member.location.host.0, |site| &site.hostname);
-            registration
-                .register(node, hostname, member.rank)
-                .map_err(|error| error.to_string())?;
-        }
-        let ranks = registration.finalize().map_err(|error| error.to_string())?;
-        let members = ranks.iter().zip(generation.members());
-        Ok(GenerationTable {
-            job: self.id,
-            generation: generation.number(),
-            members: members
-                .map(|(info, member)| Member {
-                    incarnation: member.process.incarnation,
-                    address: member.addresses.first().copied(),
-                    ..info.member(member.process.slot)
-                })
-                .collect(),
-            cause: generation.cause().to_owned(),
-            handover: if generation.needs_restore() {
-                Handover::Restore
-            } else if generation.needs_sync() {
-                Handover::Sync
-            } else {
-                Handover::None
-            },
-        })
     }
 
     /// All members have taken the generation.
-    fn activate(&mut self, number: Generation) {
-        let Some(elastic) = &mut self.elastic else {
+    fn activate(&mut self, job: &mut Base, number: Generation) {
+        let Some(table) = job.published.clone() else {
             return;
         };
-        let Some(table) = self.published.clone() else {
-            return;
-        };
-        elastic
-            .tallies
-            .retain(|generation, _| *generation >= number);
-        elastic.active = Some(Arc::clone(&table));
-        let members = table.members.iter().map(process_of);
-        elastic.members = members.collect();
-        self.generation = number;
-        self.phase = Phase::Up;
-        for seat in self.seats.values_mut() {
+        self.tallies.retain(|generation, _| *generation >= number);
+        self.active = Some(Arc::clone(&table));
+        self.members = table.members.iter().map(process_of).collect();
+        job.generation = number;
+        job.phase = Phase::Up;
+        for seat in job.seats.values_mut() {
             if seat.state == WorkerState::Ready {
                 seat.state = WorkerState::Spare;
             }
         }
         for member in &table.members {
-            let seat = self.seats.get_mut(&member.slot);
+            let seat = job.seats.get_mut(&member.slot);
             if let Some(seat) = seat.filter(|seat| seat.exit.is_none()) {
                 seat.member = member.clone();
                 seat.state = WorkerState::Ready;
             }
         }
-        if !(self.starts_anew() || self.is_planned()) {
-            self.fall.close();
+        self.tell_state(job, "HEALTHY", table.cause.clone());
+        match job.on_change() {
+            OnChange::Restart => {}
+            OnChange::InPlace => job.fall.close(),
+            OnChange::Horovod => self.doors.let_in(job, &table),
         }
-        self.tell_state("HEALTHY", table.cause.clone());
-        self.let_in(&table);
-        let nodes = self.placed_nodes();
-        let table = Arc::unwrap_or_clone(table);
-        let elastic = self.elastic.as_mut();
-        let fall = elastic.and_then(|elastic| elastic.fell.take());
-        self.actions
-            .push(Action::Tell(JobEvent::Generation { table, nodes, fall }));
+        let event = JobEvent::Generation {
+            table: Arc::unwrap_or_clone(table),
+            nodes: job.placed_nodes(),
+            fall: job.fall.take_untold(),
+        };
+        job.actions.push(Action::Tell(event));
     }
 
-    fn end_of_membership(&mut self, how: End, why: String) {
-        let state = if how == End::Succeeded {
-            JobState::Succeeded
-        } else {
-            JobState::Failed
-        };
-        let has_failed = how != End::Succeeded;
-        let budget = self.elastic.as_deref();
-        let budget = budget.map(|elastic| elastic.membership.budget());
+    fn end(&self, job: &mut Base, how: End, why: String) {
+        let budget = self.membership.budget();
+        let is_open = job.fall.is_open();
         // Else the failure itself is told.
-        let first = budget.filter(|budget| !self.fall.is_open() && budget.without_progress() == 1);
+        let is_first = !is_open && budget.without_progress() == 1;
+        let first = Some(budget).filter(|_| is_first && how == End::TooManyRestarts);
         let why = match first.and_then(Budget::cause) {
-            Some(cause) if how == End::TooManyRestarts => format!("{why}: {cause}"),
-            _ => why,
+            Some(cause) => format!("{why}: {cause}"),
+            None => why,
         };
-        let refusal = has_failed.then(|| {
-            let kind = if how == End::BelowMin {
-                RefusalKind::Timeout
-            } else {
-                RefusalKind::Worker
-            };
-            Refusal::new(kind, why.clone())
-        });
-        let blame = (has_failed && self.fall.is_open()).then(|| Blame {
-            message: format!("{why}; the last failure: "),
-            reason: None,
-        });
-        self.end(Ending {
-            state,
-            refusal,
-            reason: why,
-            blame,
-        });
-    }
-
-    /// A seat that a node holds, whether a process is there now or not.
-    fn is_held(&self, slot: Slot, node: NodeId) -> bool {
-        let elastic = self.elastic.as_deref();
-        let seat = elastic.and_then(|elastic| elastic.membership.roster().seat(slot));
-        let Some(seat) = seat else {
-            return false;
+        let kind = match how {
+            End::Succeeded => return job.end(Ending::success(&why)),
+            End::BelowMin => RefusalKind::Timeout,
+            _ => RefusalKind::Worker,
         };
-        let is_there = seat
-            .location
-            .as_ref()
-            .is_some_and(|location| location.node == node);
-        let is_empty = matches!(
-            seat.state,
-            State::Vacant | State::Reserving | State::Held | State::Lost
-        );
-        is_there && !(seat.leaving && is_empty)
+        let refusal = Some(Refusal::new(kind, why.clone()));
+        let ending = Ending::new(JobState::Failed, refusal, why.clone());
+        job.end(if is_open {
+            ending.blame(format!("{why}; the last failure: "), None)
+        } else {
+            ending
+        });
     }
-}
 
-impl Seat {
-    /// The last process of the seat.
-    pub(super) fn process(&self) -> Process {
-        process_of(&self.member)
+    /// A group that is to be started anew is over, and the driver hears why.
+    fn group_fell(&mut self, job: &mut Base, why: String, is_failure: bool, stopped: u32) {
+        self.anew.fell();
+        let most = job.spec.elastic.as_ref();
+        let most = most.map_or(0, |elastic| elastic.restarts_without_progress);
+        let restart = self.membership.budget().without_progress() + 1;
+        let failure = job.fall.cause().filter(|_| is_failure).map(|failure| {
+            let mut failure = failure.clone();
+            failure.stderr_tail.clear();
+            Box::new(failure)
+        });
+        job.actions.push(Action::Tell(JobEvent::Fell {
+            why,
+            failure,
+            stopped,
+            restart: is_failure.then_some((restart, most)),
+        }));
     }
-}
 
-fn process_of(member: &Member) -> Process {
-    Process {
-        slot: member.slot,
-        incarnation: member.incarnation,
+    /// Tells the driver that a group waits for room, whenever the number of workers is another one for which there is some.
+    fn tell_shortage(&mut self, job: &mut Base) {
+        let Some(until) = self.membership.next_group_by() else {
+            self.short_of = None;
+            return;
+        };
+        let Some(room) = self.membership.shortage() else {
+            return;
+        };
+        if self.short_of.replace(room) != Some(room) {
+            let needed = job.spec.elastic.as_ref().map_or(0, |elastic| elastic.min);
+            job.actions.push(Action::Tell(JobEvent::Waits {
+                room,
+                needed,
+                for_ms: milliseconds(until.saturating_duration_since(job.now)),
+            }));
+        }
+    }
+
+    /// The number and the environment of the group that new processes are started for. A job whose members start without ranks has
+    /// none, and its ranks are the numbers of its seats.
+    fn group(&self, job: &Base) -> (Generation, JobEnv) {
+        let budget = self.membership.budget();
+        // The number of each seat is below.
+        let seats = self.membership.roster().seats().len() as u32;
+        let mut all = job.common_env(seats);
+        all.restarts = budget.resets();
+        let table = match job.on_change() {
+            OnChange::InPlace => None,
+            OnChange::Horovod => self.doors.plan.as_deref(),
+            OnChange::Restart => job.published.as_deref(),
+        };
+        let Some(table) = table else {
+            return (Generation(0), all);
+        };
+        let nodes: BTreeSet<NodeId> = table.members.iter().map(|member| member.node).collect();
+        all.generation = table.generation;
+        all.world_size = table.world_size();
+        all.nodes = nodes.len() as u32;
+        all.hostnames = env::horovod_hostnames(&table.members);
+        if job.starts_anew() {
+            let first = table.members.first();
+            let master = first.and_then(|member| job.parts.find(member.node));
+            all.master = master.map_or(all.master, |part| job.ip_of(part));
+            all.master_port = self.anew.master_port;
+            all.restarts = budget.without_progress();
+            let limits = job.spec.elastic.as_deref();
+            all.max_restarts = limits.map_or(0, |limits| limits.restarts_without_progress);
+        }
+        (table.generation, all)
     }
 }

@@ -1,25 +1,27 @@
-//! What nodes say of a job's processes: of an elastic job these are facts for its membership.
+//! What nodes say of an elastic job's processes: facts for its membership.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use kolo_wire::ids::{Generation, NodeId, Rank};
+use kolo_wire::ids::{Generation, NodeId};
 use kolo_wire::{
-    Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, RefusalKind,
-    WorkerState,
+    Exit, FailedOperation, JobEvent, Kept, NodeEvent, NodeRequest, RankFailure, WorkerState,
 };
 
 use super::super::end::{bounded, cut, own_failure};
-use super::super::{Action, Hold, Job, Push};
+use super::super::parts::{Hold, Push};
+use super::super::seat::Seat;
+use super::super::{Action, Base};
+use super::{Elastic, MAX_WORDS};
 use crate::fence::{self, Fence};
 use crate::membership::{Fact, Process};
 
-/// Longest last words of a process in a reason, in bytes. All of them are in the failure.
-const MAX_WORDS: usize = 256;
-
-impl Job {
+impl Elastic {
     /// A node reports what happened to its part of the job.
-    pub(in crate::head::job) fn news(&mut self, part: usize, event: NodeEvent) {
-        let node = self.parts[part].site.node;
+    pub(super) fn news(&mut self, job: &mut Base, node: NodeId, event: NodeEvent) {
+        let Some(part) = job.reports(node) else {
+            return;
+        };
         match event {
             NodeEvent::WorkerReady {
                 slot,
@@ -28,8 +30,8 @@ impl Job {
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                if self.is_current(node, process, "ready") {
-                    self.worker_ready(part, process, address);
+                if is_current(job, node, process, "ready") {
+                    self.worker_ready(job, part, process, address);
                 }
             }
             NodeEvent::WorkerExited {
@@ -41,13 +43,13 @@ impl Job {
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                self.member_exited(node, process, generation, failure, expected);
+                self.member_exited(job, node, (process, generation), failure, expected);
             }
             NodeEvent::WorkerUnseen {
                 slot, incarnation, ..
-            } if self.starts_anew() => {
+            } if job.starts_anew() => {
                 let process = Process { slot, incarnation };
-                self.end_not_seen(node, process);
+                self.end_not_seen(job, node, process);
             }
             // Nobody lets it into a later generation.
             NodeEvent::WorkerUnseen { .. } => {}
@@ -58,8 +60,8 @@ impl Job {
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                if self.is_current(node, process, "in a generation") {
-                    self.fact(Fact::Acknowledged {
+                if is_current(job, node, process, "in a generation") {
+                    self.facts.push(Fact::Acknowledged {
                         generation,
                         process,
                     });
@@ -74,7 +76,7 @@ impl Job {
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                self.committed(node, process, generation, (commit, kept));
+                self.committed(job, node, (process, generation), (commit, kept));
             }
             NodeEvent::Holding {
                 slot,
@@ -85,185 +87,121 @@ impl Job {
                 ..
             } => {
                 let process = Process { slot, incarnation };
-                self.holds(node, process, (generation, commit), failed);
+                self.holds(job, node, (process, generation), commit, failed);
             }
-            NodeEvent::JobGone { .. } if !self.is_elastic() => self.job_gone(part),
             // Ends are told in their order: those of this stay's processes would have come before.
-            NodeEvent::JobGone { .. } if self.has_processes(part) => {
-                self.note(format!("ignored: an earlier stay on {node} is over"));
+            NodeEvent::JobGone { .. } if has_processes(job, part) => {
+                job.note(format!("ignored: an earlier stay on {node} is over"));
             }
-            NodeEvent::JobGone { .. } => match self.parts[part].hold {
+            NodeEvent::JobGone { .. } => match job.parts[part].hold {
                 Hold::Reserved | Hold::Running => {
-                    let now = self.now;
-                    let why = "its node has ended it".to_owned();
-                    self.processes_are_gone(node, why, now);
+                    let (now, why) = (job.now, "its node has ended it".to_owned());
+                    self.processes_are_gone(job, part, why, now);
                     // The word may be of an earlier stay there: only an answer says that nothing is left.
-                    self.undo(part);
+                    job.undo(part);
                 }
                 // Its answer is still to come, and says more.
                 _ => {}
             },
-            // All ranks get their notice at the same time: they may have to save together.
-            NodeEvent::JobLeft { reason, .. } if !self.is_elastic() => {
-                let at = self.place_name(part);
-                self.stop(format!("{at} leaves: {reason}"), false);
-            }
             NodeEvent::JobLeft { mut reason, .. } => {
                 cut(&mut reason, MAX_WORDS);
-                self.drain(node, reason);
+                self.drain(job, node, reason);
             }
         }
-    }
-
-    /// Whether a process was started there, or is on its way, whose end was not told.
-    fn has_processes(&self, part: usize) -> bool {
-        let part = &self.parts[part];
-        let runs = |slot| {
-            let seat = self.seats.get(slot);
-            seat.is_some_and(|seat| seat.pid != 0 && seat.exit.is_none())
-        };
-        part.slots.iter().any(runs) || part.pushes.queue.iter().any(Push::is_start)
-    }
-
-    /// The process is the last one of its seat, and the node holds that seat.
-    fn is_current(&mut self, node: NodeId, process: Process, what: &str) -> bool {
-        let last = self
-            .seat(node, process.slot)
-            .map(|seat| seat.member.incarnation);
-        match last {
-            Ok(incarnation) if incarnation == process.incarnation => return true,
-            Ok(incarnation) => self.note(format!(
-                "ignored: {process} is {what}, and process {incarnation} is the last one there"
-            )),
-            Err(problem) => self.note(format!("ignored: {process} is {what}: {problem}")),
-        }
-        false
     }
 
     /// A process was killed, and may run all the same. Its node is left: what is there ends with the stay of the job, and nothing of the
     /// job starts there any more.
-    fn end_not_seen(&mut self, node: NodeId, process: Process) {
-        let Ok(seat) = self.seat(node, process.slot) else {
+    fn end_not_seen(&mut self, job: &mut Base, node: NodeId, process: Process) {
+        let seat = job.last(process);
+        let Some(seat) = seat.filter(|seat| seat.member.node == node && seat.exit.is_none()) else {
             return;
         };
-        if seat.member.incarnation != process.incarnation || seat.exit.is_some() {
-            return;
-        }
         let (rank, host, pid) = (seat.member.rank, &seat.member.hostname, seat.pid);
         let why = format!(
             "rank {rank} on {host} (pid {pid}) was killed, and its end was not seen: the job leaves {host}"
         );
-        if let Some(seat) = self.seats.get_mut(&process.slot) {
-            seat.state = WorkerState::Exited;
-            seat.exit = Some(Exit::Unknown);
-        }
-        if let Some(elastic) = &mut self.elastic {
-            elastic.unseen.insert(node);
-        }
-        self.note(why.clone());
-        self.touch(node);
+        seat.vanish(Exit::Unknown);
+        self.leaving.unseen.insert(node);
+        job.note(why.clone());
+        job.parts.touch(node);
         let drained = why.clone();
-        self.fact(Fact::Unseen { process, why });
-        self.fact(Fact::Drain { node, why: drained });
+        self.facts.push(Fact::Unseen { process, why });
+        self.facts.push(Fact::Drain { node, why: drained });
     }
 
     fn worker_ready(
         &mut self,
+        job: &mut Base,
         part: usize,
         process: Process,
-        address: Option<std::net::SocketAddr>,
+        address: Option<SocketAddr>,
     ) {
-        let (is_elastic, has_peers) = (self.is_elastic(), self.parts.len() > 1);
-        let seat = self.seats.get_mut(&process.slot);
-        let Some(seat) = seat.filter(|seat| seat.exit.is_none()) else {
+        let seat = job.last(process).filter(|seat| seat.exit.is_none());
+        let Some(seat) = seat else {
             return;
         };
-        if address.is_none() && (is_elastic || has_peers) {
-            let rank = seat.member.rank;
-            return self.has_no_address(part, process, rank);
-        }
-        if seat.state == WorkerState::Starting {
-            seat.member.address = address;
-            seat.state = if is_elastic {
-                WorkerState::Spare
-            } else {
-                WorkerState::Ready
+        let Some(address) = address else {
+            let why = "it is ready without an address, which a job that may grow needs".to_owned();
+            let request = NodeRequest::StopWorker {
+                job: job.id,
+                slot: process.slot,
+                incarnation: process.incarnation,
+                why: why.clone(),
             };
-            self.ready += 1;
-        }
-        self.fact(Fact::Ready {
-            process,
-            addresses: address.into_iter().collect(),
-        });
-    }
-
-    /// A worker can't be reached by others, and there are or may be some on other nodes.
-    fn has_no_address(&mut self, part: usize, process: Process, rank: Rank) {
-        if !self.is_elastic() {
-            let text = format!(
-                "rank {rank} is ready without an address, which a job on several nodes needs"
-            );
-            return self.fail(RefusalKind::Worker, text);
-        }
-        let why = "it is ready without an address, which a job that may grow needs".to_owned();
-        let request = NodeRequest::StopWorker {
-            job: self.id,
-            slot: process.slot,
-            incarnation: process.incarnation,
-            why: why.clone(),
+            job.push(part, request);
+            return self.facts.not_started(job, &[process], &why);
         };
-        self.push(part, Push::order(request));
-        self.not_started(&[process], &why);
+        if seat.state == WorkerState::Starting {
+            seat.member.address = Some(address);
+            seat.state = WorkerState::Spare;
+        }
+        self.facts.push(Fact::Ready {
+            process,
+            addresses: [address].into(),
+        });
     }
 
     fn member_exited(
         &mut self,
+        job: &mut Base,
         node: NodeId,
-        process: Process,
-        generation: Generation,
+        (process, generation): (Process, Generation),
         failure: RankFailure,
         expected: bool,
     ) {
-        let last = self.seats.get(&process.slot).map(|seat| &seat.member);
+        let last = job.seats.get(&process.slot).map(|seat| &seat.member);
         let Some(last) = last.filter(|last| process.incarnation <= last.incarnation) else {
-            return self.note(format!(
+            return job.note(format!(
                 "ignored: {process} has ended on {node}, and was never started"
             ));
         };
-        let is_last = last.incarnation == process.incarnation;
-        if is_last && last.node != node {
-            return self.note(format!(
+        if last.incarnation == process.incarnation && last.node != node {
+            return job.note(format!(
                 "ignored: {process} has ended on {node}, where it never was"
             ));
         }
         let mut failure = bounded(failure);
         let (exit, said) = (failure.exit, words(&failure));
-        if self.is_installed() && !self.is_elastic() {
-            self.installed_ready(process.slot);
-        }
-        if is_last && let Some(seat) = self.seats.get_mut(&process.slot) {
+        if let Some(seat) = job.last(process) {
             if seat.exit.is_some() {
                 return;
             }
             let was_stopping = seat.state == WorkerState::Stopping;
             seat.end(&mut failure, expected);
-            if !self.is_elastic() {
-                self.exited(failure, expected);
-                return self.all_gone();
-            }
-            self.touch(node);
-            if self.ending.is_some() {
-                self.fell_too(failure, expected);
+            job.parts.touch(node);
+            if job.ending.is_some() {
+                job.fell_too(failure, expected);
             } else if !was_stopping {
-                self.tell_lost(process, failure);
-            } else if self.fall.is_open()
+                self.tell_lost(job, process, failure);
+            } else if job.fall.is_open()
                 && let Some(failure) = own_failure(failure, expected)
             {
                 // It has failed with the others, before it could be stopped.
-                self.fell(failure);
+                self.fell(job, failure);
             }
         }
-        self.fact(Fact::Exited {
+        self.facts.push(Fact::Exited {
             process,
             // A worker that its node was asked to stop has not returned, whatever its exit code.
             exit: if expected && exit.is_success() {
@@ -278,27 +216,24 @@ impl Job {
 
     /// A process has ended of itself, or is lost with its node. The driver hears of members, unless they have done their work, and of
     /// new processes that were started for a later generation.
-    fn tell_lost(&mut self, process: Process, failure: RankFailure) {
-        let Some(elastic) = self.elastic.as_deref().filter(|_| self.ending.is_none()) else {
-            return;
-        };
-        if failure.exit.is_success() {
+    fn tell_lost(&mut self, job: &mut Base, process: Process, failure: RankFailure) {
+        if job.ending.is_some() || failure.exit.is_success() {
             return;
         }
-        let is_member = elastic.is_member(process);
-        let may_leave = elastic.membership.roster().may_leave(self.now, process);
-        let is_new = self.is_planned() && !is_member;
+        let is_member = self.members.contains(&process);
+        let may_leave = self.membership.roster().may_leave(job.now, process);
+        let is_new = job.is_horovod() && !is_member;
         if is_new {
             // It has failed on its own.
-            self.fall.close();
+            job.fall.close();
         }
         // A worker that was to leave, and has left, is no failure.
         if !may_leave {
-            self.fell(failure.clone());
+            self.fell(job, failure.clone());
         }
         if is_member || (is_new && !may_leave) {
-            let generation = Generation(self.generation.0 + u64::from(is_new));
-            self.actions.push(Action::Tell(JobEvent::RankLost {
+            let generation = Generation(job.generation.0 + u64::from(is_new));
+            job.actions.push(Action::Tell(JobEvent::RankLost {
                 generation,
                 failure,
             }));
@@ -306,7 +241,7 @@ impl Job {
     }
 
     /// A process has failed. Of failures that come together the first cause is told, if it is heard of later.
-    fn fell(&mut self, failure: RankFailure) {
+    fn fell(&mut self, job: &mut Base, failure: RankFailure) {
         let (rank, hostname, exit) = (failure.rank, &failure.hostname, failure.exit);
         let mut why = format!("rank {rank} on {hostname}: {exit}");
         let said = words(&failure);
@@ -314,25 +249,24 @@ impl Job {
             why.push_str(": ");
             why.push_str(&said);
         }
-        if self.fall.add(self.now, failure) {
-            self.fact(Fact::Explained { why });
+        if job.fall.add(job.now, failure) {
+            self.facts.push(Fact::Explained { why });
         }
     }
 
     fn committed(
         &mut self,
+        job: &mut Base,
         node: NodeId,
-        process: Process,
-        generation: Generation,
+        (process, generation): (Process, Generation),
         (commit, kept): (u64, Kept),
     ) {
-        if !self.is_counted(node, process, generation) {
+        if !self.is_counted(job, node, process, generation) {
             return;
         }
-        let tally = self.elastic.as_mut();
-        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
+        let tally = self.tallies.get_mut(&generation);
         if let Some(common) = tally.and_then(|tally| tally.committed(process, commit, kept)) {
-            self.fact(Fact::Committed {
+            self.facts.push(Fact::Committed {
                 generation,
                 commit: common.commit,
                 kept: common.kept,
@@ -342,69 +276,48 @@ impl Job {
 
     fn holds(
         &mut self,
+        job: &mut Base,
         node: NodeId,
-        process: Process,
-        (generation, commit): (Generation, u64),
+        (process, generation): (Process, Generation),
+        commit: u64,
         failed: Option<FailedOperation>,
     ) {
-        if !self.is_counted(node, process, generation) {
+        if !self.is_counted(job, node, process, generation) {
             return;
         }
         if let Some(FailedOperation {
             culprit,
-            mut reason,
+            reason: mut why,
         }) = failed
         {
-            cut(&mut reason, MAX_WORDS);
-            self.fact(Fact::Broken {
+            cut(&mut why, MAX_WORDS);
+            self.facts.push(Fact::Broken {
                 generation,
                 culprit,
-                why: reason,
+                why,
             });
         }
-        let tally = self.elastic.as_mut();
-        let tally = tally.and_then(|elastic| elastic.tallies.get_mut(&generation));
+        let tally = self.tallies.get_mut(&generation);
         if let Some(commit) = tally.and_then(|tally| tally.holds(process, commit)) {
             let commit = Some(commit);
-            self.fact(Fact::Holding { generation, commit });
+            self.facts.push(Fact::Holding { generation, commit });
         }
-    }
-
-    /// The driver holds between two calls.
-    pub(in crate::head::job) fn driver_holds(&mut self, generation: Generation) {
-        if self.elastic.is_none() || self.starts_anew() {
-            return;
-        }
-        let commit = None;
-        self.fact(Fact::Holding { generation, commit });
-    }
-
-    /// The driver does not reach a node with members of a generation.
-    pub(in crate::head::job) fn driver_is_cut_off(
-        &mut self,
-        generation: Generation,
-        mut why: String,
-    ) {
-        if self.elastic.is_none() || self.starts_anew() {
-            return;
-        }
-        cut(&mut why, MAX_WORDS);
-        self.fact(Fact::Broken {
-            generation,
-            culprit: None,
-            why,
-        });
     }
 
     /// The process is a member of the generation, and that may still count.
-    fn is_counted(&mut self, node: NodeId, process: Process, generation: Generation) -> bool {
-        if !self.is_current(node, process, "at a commit") {
+    fn is_counted(
+        &self,
+        job: &mut Base,
+        node: NodeId,
+        process: Process,
+        generation: Generation,
+    ) -> bool {
+        if !is_current(job, node, process, "at a commit") {
             return false;
         }
-        let elastic = self.elastic.as_deref();
-        let is_open = elastic.is_some_and(|elastic| elastic.tallies.contains_key(&generation));
+        let is_open = self.tallies.contains_key(&generation);
         if !is_open {
-            self.note(format!(
+            job.note(format!(
                 "ignored: a commit of {process} in generation {generation}, which is over"
             ));
         }
@@ -412,61 +325,73 @@ impl Job {
     }
 
     /// A node is lost.
-    pub(in crate::head::job) fn part_lost(&mut self, part: usize, reason: String, fence: Fence) {
-        self.mark_over();
-        let entry = &mut self.parts[part];
+    pub(super) fn node_lost(&mut self, job: &mut Base, node: NodeId, reason: String, fence: Fence) {
+        let Some(part) = job.parts.there(node) else {
+            return;
+        };
+        let entry = &mut job.parts[part];
         entry.flow.is_owed = matches!(entry.hold, Hold::Reserving | Hold::Starting | Hold::Undoing);
-        entry.hold = Hold::Lost;
         entry.pushes.queue.clear();
-        let node = entry.site.node;
-        let waiting = std::mem::take(&mut entry.flow.asking);
-        self.has_answered(node);
-        for slot in waiting {
-            let why = format!("{node} is lost: {reason}");
-            self.fact(Fact::Refused { slot, why });
-        }
+        job.parts.end(part, Hold::Lost);
+        let why = format!("{node} is lost: {reason}");
+        self.facts.refuse_all(job, part, &why);
         let left = match fence {
-            Fence::Lease => self.config.fence,
-            Fence::Wardens => fence::of_death().min(self.config.fence),
+            Fence::Lease => job.config.fence,
+            Fence::Wardens => fence::of_death().min(job.config.fence),
             Fence::Ended => Duration::ZERO,
         };
-        self.processes_are_gone(node, reason, self.now + left);
-    }
-
-    /// Nothing of the job is left on a node that is lost.
-    pub(in crate::head::job) fn fenced(&mut self, node: NodeId, why: String) {
-        // A later stay there knows more.
-        let is_over = |part: usize| self.parts[part].hold.is_over();
-        if self.is_elastic() && self.part(node).is_none_or(is_over) {
-            let fenced = self.now;
-            self.fact(Fact::NodeLost { node, why, fenced });
-        }
+        let fenced = job.now + left;
+        self.processes_are_gone(job, part, reason, fenced);
     }
 
     /// None of the node's processes is there any more, for certain from `fenced` on.
-    pub(super) fn processes_are_gone(&mut self, node: NodeId, why: String, fenced: Instant) {
-        let Some(part) = self.part(node) else {
-            return;
-        };
-        self.parts[part].flow.forget_processes();
-        if let Some(elastic) = &mut self.elastic {
-            elastic.drained.remove(&node);
-            elastic.unlisted.remove(&node);
-        }
-        for slot in std::mem::take(&mut self.parts[part].slots) {
-            if let Some(elastic) = &mut self.elastic {
-                elastic.holders.remove(&slot);
-            }
-            let Some(seat) = self.seats.get_mut(&slot) else {
+    pub(super) fn processes_are_gone(
+        &mut self,
+        job: &mut Base,
+        part: usize,
+        why: String,
+        fenced: Instant,
+    ) {
+        let entry = &mut job.parts[part];
+        let node = entry.site.node;
+        entry.flow.queue.clear();
+        entry.starting.clear();
+        self.leaving.drained.remove(&node);
+        self.leaving.unlisted.remove(&node);
+        for slot in std::mem::take(&mut entry.slots) {
+            self.holders.remove(&slot);
+            let Some(seat) = job.seats.get_mut(&slot) else {
                 continue;
             };
             let process = seat.process();
             if let Some(failure) = seat.lose(format!("its node was lost: {why}")) {
-                self.tell_lost(process, failure);
+                self.tell_lost(job, process, failure);
             }
         }
-        self.fact(Fact::NodeLost { node, why, fenced });
+        self.facts.push(Fact::NodeLost { node, why, fenced });
     }
+}
+
+/// Whether a process was started there, or is on its way, whose end was not told.
+fn has_processes(job: &Base, part: usize) -> bool {
+    let part = &job.parts[part];
+    let runs = |seat: &Seat| seat.pid != 0 && seat.exit.is_none();
+    let mut seats = part.slots.iter().filter_map(|slot| job.seats.get(slot));
+    seats.any(runs) || part.pushes.queue.iter().any(Push::is_start)
+}
+
+/// The process is the last one of its seat, and the node holds that seat.
+fn is_current(job: &mut Base, node: NodeId, process: Process, what: &str) -> bool {
+    let seat = job.seat(node, process.slot);
+    let text = match seat.map(|seat| seat.member.incarnation) {
+        Ok(incarnation) if incarnation == process.incarnation => return true,
+        Ok(incarnation) => {
+            format!("ignored: {process} is {what}, and process {incarnation} is the last one there")
+        }
+        Err(problem) => format!("ignored: {process} is {what}: {problem}"),
+    };
+    job.note(text);
+    false
 }
 
 /// Why a process ended: as its node or the process itself says, or else its last line.

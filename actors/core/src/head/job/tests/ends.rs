@@ -55,19 +55,6 @@ fn a_node_that_leaves_ends_the_job_everywhere_at_once() {
 }
 
 #[test]
-fn a_job_whose_workers_all_exit_with_0_has_succeeded() {
-    let mut run = healthy();
-    for slot in 0..4 {
-        run.report(1 + u64::from(slot) / 2, exited(JOB, slot, Exit::Code(0)));
-    }
-    run.all_done(2);
-    assert_eq!(run.ended(), (JobState::Succeeded, None, None));
-    let info = run.job.info(Duration::ZERO);
-    assert_eq!(info.state, JobState::Succeeded);
-    assert!(info.workers.iter().all(|w| w.exit == Some(Exit::Code(0))));
-}
-
-#[test]
 fn a_job_whose_driver_has_what_it_wanted_has_succeeded_unless_a_worker_was_lost() {
     let end = |mut run: Run| {
         run.step(Event::Driver(SubmitFrame::Done));
@@ -163,6 +150,6 @@ fn whoever_stops_a_job_is_named() {
             run.asked(),
             ["1:free", "2:free", "tell:stopped", "finished"]
         );
-        assert!(run.job.is_finished());
+        assert!(run.job.base.is_finished());
     }
 }

@@ -5,14 +5,14 @@ use kolo_wire::NodeDrain;
 use super::elastic::Group;
 use super::*;
 
-fn drain(node: &str, seconds: u64) -> HeadRequest {
+pub(super) fn drain(node: &str, seconds: u64) -> HeadRequest {
     HeadRequest::DrainNode {
         node: node.to_owned(),
         deadline_ms: seconds * 1000,
     }
 }
 
-fn undrain(node: &str) -> HeadRequest {
+pub(super) fn undrain(node: &str) -> HeadRequest {
     HeadRequest::UndrainNode {
         node: node.to_owned(),
     }

@@ -2,6 +2,7 @@
 
 use kolo_wire::JobHost;
 
+use super::drain::{drain, undrain};
 use super::elastic::Group;
 use super::*;
 
@@ -115,23 +116,6 @@ fn wait_for_available_slots() {
 }
 
 #[test]
-fn members_that_can_not_be_spared_stay_when_their_host_goes_from_the_list() {
-    let mut group = Group::new();
-    let first = group.node(1, 2);
-    group.node(2, 2);
-    let job = group.submit_on(2, 2, &[(1, 2)]);
-    group.name_hosts(job, &[]);
-    assert_eq!(group.members(job), (1, vec![(1, 2)]));
-    assert!(group.is_live(first, job));
-    // One after the other, as they come.
-    group.list(job, &[(2, 2)]);
-    group.pass(2);
-    group.commit(job);
-    assert_eq!(group.members(job).1, [(2, 2)]);
-    assert!(!group.is_live(first, job));
-}
-
-#[test]
 fn a_host_with_fewer_slots_is_left_and_comes_again_with_these() {
     let mut group = Group::new();
     group.node(1, 4);
@@ -152,14 +136,7 @@ fn a_drain_counts_whatever_the_list_says_and_the_list_when_the_drain_is_over() {
     group.node(1, 1);
     let second = group.node(2, 1);
     let job = group.submit_on(2, 2, &[(1, 1), (2, 1)]);
-    let drain = |node: &str| HeadRequest::DrainNode {
-        node: node.to_owned(),
-        deadline_ms: 600_000,
-    };
-    let undrain = |node: &str| HeadRequest::UndrainNode {
-        node: node.to_owned(),
-    };
-    group.world.request(HTTP, drain("host2"));
+    group.world.request(HTTP, drain("host2", 600));
     group.list(job, &[(1, 1)]);
     group.list(job, &[(1, 1), (2, 1)]);
     assert!(group.is_live(second, job), "it can't be spared");
@@ -171,7 +148,7 @@ fn a_drain_counts_whatever_the_list_says_and_the_list_when_the_drain_is_over() {
         "it was drained all the time"
     );
     group.world.request(HTTP, undrain("host2"));
-    group.world.request(HTTP, drain("host3"));
+    group.world.request(HTTP, drain("host3", 600));
     group.list(job, &[(1, 1), (3, 1)]);
     // No longer drained, and off the list: it is not to stay.
     group.world.request(HTTP, undrain("host3"));
@@ -228,6 +205,9 @@ fn a_dry_run_shows_what_the_job_would_begin_with() {
         refusal.message.starts_with("requested 7 workers"),
         "{refusal:?}"
     );
+    // They are no jobs of the past.
+    let jobs = world.request(HTTP, HeadRequest::Jobs);
+    assert_eq!(jobs, HeadReply::Jobs(Vec::new()));
 }
 
 #[test]

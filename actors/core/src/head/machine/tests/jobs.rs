@@ -76,35 +76,6 @@ fn a_list_has_the_workers_of_the_newest_jobs_and_names_all() {
 }
 
 #[test]
-fn a_dry_run_starts_nothing_keeps_nothing_and_is_no_job_of_the_past() {
-    let mut world = World::new();
-    let node = world.node(1, 2, good);
-    let job = JobId(7);
-    world.input(Input::Submit {
-        session: Session(1),
-        job,
-        spec: Box::new(spec(Placement::Pack { workers: 2 })),
-        dry_run: true,
-    });
-    assert_eq!(world.end(job).unwrap(), (JobState::Succeeded, None));
-    let asked = |wanted: fn(&NodeRequest) -> bool| world.seen(node, wanted);
-    assert_eq!(
-        asked(|request| matches!(request, NodeRequest::Reserve { .. })),
-        1
-    );
-    assert_eq!(
-        asked(|request| matches!(request, NodeRequest::Release { .. })),
-        1
-    );
-    assert_eq!(asked(|request| matches!(request, NodeRequest::Start(_))), 0);
-    assert_eq!(world.free_cpus(), [2]);
-    assert_eq!(
-        world.request(HTTP, HeadRequest::Jobs),
-        HeadReply::Jobs(Vec::new())
-    );
-}
-
-#[test]
 fn a_stop_is_answered_when_the_job_has_ended() {
     let mut world = World::new();
     let mut stopped = false;
@@ -202,19 +173,6 @@ fn an_id_names_one_job() {
     world.submit(1, 1);
     assert_eq!(world.refusal(job).kind, RefusalKind::Internal);
     assert_eq!(world.free_cpus(), [1]);
-}
-
-#[test]
-fn a_driver_that_is_gone_takes_its_job_along() {
-    let mut world = World::new();
-    let node = world.node(1, 1, good);
-    let job = world.healthy(1, node);
-    world.input(Input::DriverGone(job));
-    assert_eq!(world.end(job).unwrap().0, JobState::Stopped);
-    // Nobody is left to be told.
-    world.input(Input::DriverGone(job));
-    world.frame(job, SubmitFrame::Kill);
-    assert_eq!(world.told[&job].len(), 3);
 }
 
 #[test]

@@ -12,8 +12,9 @@ mod restart;
 mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use kolo_wire::identity::Role;
+use kolo_wire::identity::{Identity, Role};
 use kolo_wire::ids::{ClusterId, DriverId};
 use kolo_wire::{
     HeadRequest, JobEvent, JobSpec, JobState, Milli, NodeNetwork, NodeReply, Placement, Resources,
@@ -66,6 +67,17 @@ fn good(request: &NodeRequest) -> Option<Reply> {
         NodeRequest::Start(_) => NodeReply::Started { pids: Vec::new() },
         _ => NodeReply::Done,
     }))
+}
+
+/// A node that has no room, whatever it says of itself.
+fn full(request: &NodeRequest) -> Option<Reply> {
+    match request {
+        NodeRequest::Reserve { .. } => {
+            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
+            Some(Reply::Refused(refusal))
+        }
+        other => good(other),
+    }
 }
 
 /// Of the obituary of a node's daemon.

@@ -108,7 +108,9 @@ fn g3_a_node_that_is_cut_off_has_its_lease_and_the_time_to_end_its_workers() {
     group.cut.insert(cut);
     group.pass(62);
     assert_eq!(group.world.alive, 1);
+    // From the settings of this head, and not the default.
     let fence = fence::of_head(LEASE, Duration::from_secs(1));
+    assert!(fence > JobConfig::default().fence);
     group.pass(fence.as_secs() - 2);
     assert!(!has_gone_on(&group, job));
     group.pass(3);

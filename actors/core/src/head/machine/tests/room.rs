@@ -10,13 +10,7 @@ fn a_node_that_refuses_a_job_is_not_asked_again_before_something_changes_there()
     let mut group = Group::new();
     group.node(1, 1);
     let job = group.submit(1, 1, 2);
-    let refuses = group.world.node(2, 1, |request| match request {
-        NodeRequest::Reserve { .. } => {
-            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
-            Some(Reply::Refused(refusal))
-        }
-        other => good(other),
-    });
+    let refuses = group.world.node(2, 1, full);
     group.pass(60);
     assert_eq!(group.reservations(refuses), 1);
     assert_eq!(group.world.free_cpus(), [0, 1]);

@@ -5,13 +5,7 @@ use super::*;
 #[test]
 fn when_the_node_of_the_first_seats_refuses_the_others_start_with_ranks_below_the_world_size() {
     let mut group = Group::new();
-    group.world.node(1, 2, |request| match request {
-        NodeRequest::Reserve { .. } => {
-            let refusal = Refusal::new(RefusalKind::Unplaceable, "it is full");
-            Some(Reply::Refused(refusal))
-        }
-        other => good(other),
-    });
+    group.world.node(1, 2, full);
     group.node(2, 2);
     // The bed looks at ranks and world sizes.
     let job = group.submit(1, 1, 4);
@@ -157,20 +151,4 @@ fn g3_nothing_of_a_node_that_was_cut_off_is_accepted_later() {
     assert_eq!(group.world.stops(back, job), 2);
     group.world.report(back, late(3));
     assert_eq!(group.members(job).0, 3);
-}
-
-#[test]
-fn g3_half_of_a_group_waits_until_the_other_half_has_ended_for_certain() {
-    let mut group = Group::new();
-    let nodes = [1, 2].map(|node| group.node(node, 1));
-    let job = group.submit_as(1, 1, 2, |spec| spec.start_timeout_ms = 600_000);
-    group.world.disconnect(nodes[1]);
-    group.run();
-    // From the settings of this head, and not the default.
-    let fence = fence::of_head(LEASE, Duration::from_secs(1));
-    assert!(fence > JobConfig::default().fence);
-    group.pass(fence.as_secs() - 1);
-    assert_eq!(group.members(job).0, 1);
-    group.pass(2);
-    assert_eq!(group.members(job), (2, vec![(1, 1)]));
 }
