@@ -426,7 +426,7 @@ impl Job {
             self.fact(Fact::Refused { slot, why });
         }
         let left = match fence {
-            Fence::Lease => self.config.fence,
+            Fence::Lease | Fence::Left => self.config.fence,
             Fence::Wardens => fence::of_death().min(self.config.fence),
             Fence::Ended => Duration::ZERO,
         };
