@@ -32,7 +32,23 @@ const GUESSES: &[(&[&str], &str)] = &[
 /// The fewest digits by which a job is shown. What is shorter and a duration is meant as that.
 const SHORTEST_ID: usize = 4;
 
-/// `--watch 1s` as `--watch=1s`: a word behind it is the id of a job only if it can be no duration.
+/// `--tail -1` as `--tail=-1`, so that the option says what is allowed: a word that begins with `-` counts as an option of its own.
+/// Whether the next word was one.
+pub(super) fn join_negative(line: &mut Vec<OsString>, at: usize) -> bool {
+    let is_number = |word: &OsString| {
+        let digits = word.to_str().and_then(|word| word.strip_prefix('-'));
+        digits.is_some_and(|digits| digits.starts_with(|char: char| char.is_ascii_digit()))
+    };
+    let is_there = line.get(at + 1).is_some_and(is_number);
+    if is_there {
+        let word = line.remove(at + 1);
+        line[at].push("=");
+        line[at].push(word);
+    }
+    is_there
+}
+
+/// `--watch 1s` as `--watch=1s`: a word behind it is the id of a job only if it can be no duration. And options with their numbers.
 pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {
     let is_time = |word: &OsString| {
         let word = word.to_str().unwrap_or_default();
@@ -47,6 +63,13 @@ pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {
         let word = line.remove(at + 1);
         line[at].push("=");
         line[at].push(word);
+    }
+    let mut at = 1;
+    while at < line.len() {
+        if line[at].to_str().is_some_and(|word| word.starts_with("--")) {
+            join_negative(&mut line, at);
+        }
+        at += 1;
     }
     line
 }
@@ -115,6 +138,14 @@ mod tests {
             ("kolo top", &["tip: write `kolo jobs --watch`"][..]),
             ("kolo kill x", &["tip: write `kolo stop JOB`"]),
             ("kolo rnu", &["'run'"]),
+            (
+                "kolo logs x --tail -1",
+                &["'-1' for '--tail <N>': expected a whole number from 0 to"],
+            ),
+            (
+                "kolo stop --timeout -5s x",
+                &["'-5s' for '--timeout <DURATION>': "],
+            ),
             (
                 "kolo logs --follow",
                 &["\nUsage: kolo logs [OPTIONS] <JOB>\n"],
