@@ -7,6 +7,7 @@ use clap::{Command, CommandFactory as _};
 use kolo_transport::wire::span::duration;
 
 use super::command::Args;
+use super::run::join_negative;
 use crate::settings::nearest;
 
 /// Commands of other tools, and what does the same here.
@@ -31,22 +32,6 @@ const GUESSES: &[(&[&str], &str)] = &[
 
 /// The fewest digits by which a job is shown. What is shorter and a duration is meant as that.
 const SHORTEST_ID: usize = 4;
-
-/// `--tail -1` as `--tail=-1`, so that the option says what is allowed: a word that begins with `-` counts as an option of its own.
-/// Whether the next word was one.
-pub(super) fn join_negative(line: &mut Vec<OsString>, at: usize) -> bool {
-    let is_number = |word: &OsString| {
-        let digits = word.to_str().and_then(|word| word.strip_prefix('-'));
-        digits.is_some_and(|digits| digits.starts_with(|char: char| char.is_ascii_digit()))
-    };
-    let is_there = line.get(at + 1).is_some_and(is_number);
-    if is_there {
-        let word = line.remove(at + 1);
-        line[at].push("=");
-        line[at].push(word);
-    }
-    is_there
-}
 
 /// `--watch 1s` as `--watch=1s`: a word behind it is the id of a job only if it can be no duration. And options with their numbers.
 pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {

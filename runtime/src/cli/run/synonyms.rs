@@ -5,7 +5,6 @@ use std::ffi::{OsStr, OsString};
 
 use clap::Command;
 
-use super::super::mistakes::join_negative;
 use crate::settings::nearest;
 
 /// `-np 4`, `--max_restarts 1` and `--grace -1` are no options as clap knows them. They are put into words that are, in front of the
@@ -87,6 +86,22 @@ fn spelled(arg: &OsStr, commands: &[&Command]) -> Result<Option<OsString>, Strin
         "there is no option `-{}`; {meant}",
         name.escape_debug()
     ))
+}
+
+/// `--tail -1` as `--tail=-1`, so that the option says what is allowed: a word that begins with `-` counts as an option of its own.
+/// Whether the next word was one.
+pub(crate) fn join_negative(line: &mut Vec<OsString>, at: usize) -> bool {
+    let is_number = |word: &OsString| {
+        let digits = word.to_str().and_then(|word| word.strip_prefix('-'));
+        digits.is_some_and(|digits| digits.starts_with(|char: char| char.is_ascii_digit()))
+    };
+    let is_there = line.get(at + 1).is_some_and(is_number);
+    if is_there {
+        let word = line.remove(at + 1);
+        line[at].push("=");
+        line[at].push(word);
+    }
+    is_there
 }
 
 /// Whether a line is one of `kolo run`.
