@@ -332,7 +332,9 @@ mod tests {
     fn whatever_leads_to_elements_has_them() {
         fn add(to: &mut (impl Elements<Item = u8> + ?Sized)) -> usize {
             let elements = to.elements_mut();
-            elements.iter_mut().for_each(|element| *element += 1);
+            for element in elements.iter_mut() {
+                *element += 1;
+            }
             elements.len()
         }
         let (mut one, mut three, mut list) = (0_u8, [1_u8; 3], vec![2_u8; 2]);
