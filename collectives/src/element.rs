@@ -1,6 +1,8 @@
 //! The types that collectives carry.
 
+use std::cell::RefMut;
 use std::fmt;
+use std::sync::{MutexGuard, RwLockWriteGuard};
 
 use half::{bf16, f16};
 
@@ -125,7 +127,7 @@ pub(crate) use sealed::Sealed;
 #[diagnostic::on_unimplemented(
     message = "collectives carry no `{Self}`",
     label = "not a number that collectives carry",
-    note = "elements are `bool`, `u8` to `u64`, `i8` to `i64`, `f32`, `f64`, `half::f16` and `half::bf16`; a single number is a slice of one: `&mut [x]`",
+    note = "elements are `bool`, `u8` to `u64`, `i8` to `i64`, `f32`, `f64`, `half::f16` and `half::bf16`",
     note = "strings, structs and other types that serde knows: `broadcast_object` and `all_gather_object`"
 )]
 pub trait Element:
@@ -150,6 +152,65 @@ pub trait Element:
     }
 }
 
+/// What an operation changes in place: one [`Element`], a slice, an array, a `Vec`, a `Box`, a
+/// [`SharedBuffer`](crate::SharedBuffer), and `&mut` or a guard of the standard library around one of these.
+///
+/// A type of your own that holds elements may implement this trait.
+#[diagnostic::on_unimplemented(
+    message = "collectives can't change `{Self}` in place",
+    label = "neither a number nor a slice, an array, a `Vec` or a `Box` of numbers",
+    note = "another container of numbers: `&mut x[..]`",
+    note = "strings, structs and other types that serde knows: `broadcast_object` and `all_gather_object`"
+)]
+pub trait Elements {
+    /// The type of each of them.
+    type Item: Element;
+
+    /// The elements themselves.
+    fn elements_mut(&mut self) -> &mut [Self::Item];
+}
+
+/// Implements [`Elements`] for types that lead to others which have elements.
+macro_rules! elements_behind {
+    ($($type:ty),* $(,)?) => {$(
+        impl<E: Elements + ?Sized> Elements for $type {
+            type Item = E::Item;
+
+            fn elements_mut(&mut self) -> &mut [E::Item] {
+                E::elements_mut(self)
+            }
+        }
+    )*};
+}
+
+elements_behind! {
+    &mut E, Box<E>, MutexGuard<'_, E>, RwLockWriteGuard<'_, E>, RefMut<'_, E>,
+}
+
+impl<T: Element> Elements for [T] {
+    type Item = T;
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element, const N: usize> Elements for [T; N] {
+    type Item = T;
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
+impl<T: Element> Elements for Vec<T> {
+    type Item = T;
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
+    }
+}
+
 /// The elements as bytes.
 pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     T::bytes(values)
@@ -158,6 +219,19 @@ pub(crate) fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
 /// The elements as bytes that may be written; `None` for a type that not all bytes are good for.
 pub(crate) fn bytes_of_mut<T: Element>(values: &mut [T]) -> Option<&mut [u8]> {
     T::bytes_mut(values)
+}
+
+/// One number is a slice of one. (An implementation for each `T: Element` would meet that of `Box<E>`.)
+macro_rules! one_element {
+    ($type:ty) => {
+        impl Elements for $type {
+            type Item = Self;
+
+            fn elements_mut(&mut self) -> &mut [Self] {
+                std::slice::from_mut(self)
+            }
+        }
+    };
 }
 
 macro_rules! element {
@@ -179,6 +253,8 @@ macro_rules! element {
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
         }
+
+        one_element!($type);
     )*};
 }
 
@@ -209,8 +285,13 @@ impl Element for bool {
     const DTYPE: DType = DType::Bool;
 }
 
+one_element!(bool);
+
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::sync::{Mutex, RwLock};
+
     use super::*;
 
     #[test]
@@ -245,6 +326,33 @@ mod tests {
         check::<bf16>("bf16");
         check::<f32>("f32");
         check::<f64>("f64");
+    }
+
+    #[test]
+    fn whatever_leads_to_elements_has_them() {
+        fn add(to: &mut (impl Elements<Item = u8> + ?Sized)) -> usize {
+            let elements = to.elements_mut();
+            for element in elements.iter_mut() {
+                *element += 1;
+            }
+            elements.len()
+        }
+        let (mut one, mut three, mut list) = (0_u8, [1_u8; 3], vec![2_u8; 2]);
+        assert_eq!((add(&mut one), add(&mut three), add(&mut list)), (1, 3, 2));
+        assert_eq!((one, three, &list[..]), (1, [2; 3], &[3; 2][..]));
+        assert_eq!(add(&mut three[1..]), 2);
+        assert_eq!(add(&mut &mut list), 2);
+        assert_eq!((three, &list[..]), ([2, 3, 3], &[4; 2][..]));
+
+        let mut boxed: Box<[u8]> = Box::new([7, 8]);
+        assert_eq!((add(&mut boxed), &boxed[..]), (2, &[8, 9][..]));
+        let (mutex, lock) = (Mutex::new(vec![1_u8]), RwLock::new([2_u8; 2]));
+        let cell = RefCell::new(3_u8);
+        assert_eq!(add(&mut mutex.lock().unwrap()), 1);
+        assert_eq!(add(&mut lock.write().unwrap()), 2);
+        assert_eq!(add(&mut cell.borrow_mut()), 1);
+        assert_eq!(mutex.into_inner().unwrap(), [2]);
+        assert_eq!((lock.into_inner().unwrap(), cell.into_inner()), ([3; 2], 4));
     }
 
     #[test]

@@ -79,7 +79,7 @@ mod verdict;
 mod world;
 
 pub use communicator::{Acceptor, Communicator};
-pub use element::{DType, Element};
+pub use element::{DType, Element, Elements};
 pub use error::CollectiveError;
 pub use group_id::GroupId;
 pub use handle::{Failure, Handle};

@@ -14,9 +14,9 @@ impl Counter {
 
     /// Adds up a number from every rank. All ranks get the same bits.
     fn add(&mut self, ctx: &Context, step: f64) -> anyhow::Result<f64> {
-        let mut sum = [step * ctx.rank() as f64];
+        let mut sum = step * ctx.rank() as f64;
         ctx.comm().all_reduce(&mut sum, ReduceOp::Sum)?;
-        self.total += sum[0];
+        self.total += sum;
         Ok(self.total)
     }
 }

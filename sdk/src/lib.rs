@@ -18,9 +18,9 @@
 //!
 //!     /// Adds up a number from every rank.
 //!     fn add(&mut self, ctx: &Context, step: f64) -> Result<f64> {
-//!         let mut sum = [step * ctx.rank() as f64];
+//!         let mut sum = step * ctx.rank() as f64;
 //!         ctx.comm().all_reduce(&mut sum, ReduceOp::Sum)?;
-//!         self.total += sum[0];
+//!         self.total += sum;
 //!         Ok(self.total)
 //!     }
 //! }

@@ -19,6 +19,8 @@ const WARDEN: Duration = Duration::from_secs(1);
 pub enum Fence {
     /// Nothing: the node may only be cut off. They have ended after [`of_head`].
     Lease,
+    /// The daemon was stopped and leaves. It ends them first, or kills them, which it can't tell any more: as [`Fence::Lease`].
+    Left,
     /// The daemon is dead, and their wardens kill them: they have ended after [`of_death`].
     Wardens,
     /// They have ended.

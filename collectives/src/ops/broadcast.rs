@@ -4,7 +4,7 @@ use kolo_transport::ids::Rank;
 
 use super::forms::{Ends, started};
 use crate::communicator::Communicator;
-use crate::element::Element;
+use crate::element::{Element, Elements};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind};
 
@@ -25,8 +25,12 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`]. The root's `data` is as it was; the others' may hold a part of what the root gave.
-    pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), CollectiveError> {
-        let (request, ends) = self.of_broadcast(data, root);
+    pub fn broadcast<E: Elements + ?Sized>(
+        &self,
+        data: &mut E,
+        root: Rank,
+    ) -> Result<(), CollectiveError> {
+        let (request, ends) = self.of_broadcast(data.elements_mut(), root);
         self.once(&request, ends, || self.check_root(request.kind, root))
     }
 
@@ -35,12 +39,12 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::broadcast`].
-    pub async fn broadcast_async<T: Element>(
+    pub async fn broadcast_async<E: Elements + ?Sized>(
         &self,
-        data: &mut [T],
+        data: &mut E,
         root: Rank,
     ) -> Result<(), CollectiveError> {
-        let (request, ends) = self.of_broadcast(data, root);
+        let (request, ends) = self.of_broadcast(data.elements_mut(), root);
         let checked = self.check_root(request.kind, root);
         self.once_async(&request, ends, checked).await
     }

@@ -8,7 +8,7 @@ use super::alike::{Reduce, ReduceScatter};
 use super::forms::{Ends, started};
 use super::{check_buffer, invalid, make_room};
 use crate::communicator::Communicator;
-use crate::element::Element;
+use crate::element::{Element, Elements};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, ReduceOp};
 use crate::schedule::{Counts, Rows};
@@ -23,6 +23,11 @@ impl Communicator {
     ///     let mut data = [comm.rank().0 as i32, 5];
     ///     assert_eq!(comm.all_reduce(&mut data, ReduceOp::Sum), Ok(()));
     ///     assert_eq!(data, [1, 10]);
+    ///
+    ///     // One number needs no slice.
+    ///     let mut loss = 0.5 + comm.rank().0 as f32;
+    ///     assert_eq!(comm.all_reduce(&mut loss, ReduceOp::Average), Ok(()));
+    ///     assert_eq!(loss, 1.0);
     /// })?;
     /// # Ok::<(), kolo_collectives::CollectiveError>(())
     /// ```
@@ -30,12 +35,13 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`]; `data` is as it was.
-    pub fn all_reduce<T: Element>(
+    pub fn all_reduce<E: Elements + ?Sized>(
         &self,
-        data: &mut [T],
+        data: &mut E,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        let data = data.elements_mut();
+        let request = self.reduction::<E::Item>(OperationKind::AllReduce, data.len(), op);
         self.once(&request, Ends::Over(data), || Ok(()))
     }
 
@@ -44,12 +50,13 @@ impl Communicator {
     /// # Errors
     ///
     /// As [`Communicator::all_reduce`].
-    pub async fn all_reduce_async<T: Element>(
+    pub async fn all_reduce_async<E: Elements + ?Sized>(
         &self,
-        data: &mut [T],
+        data: &mut E,
         op: ReduceOp,
     ) -> Result<(), CollectiveError> {
-        let request = self.reduction::<T>(OperationKind::AllReduce, data.len(), op);
+        let data = data.elements_mut();
+        let request = self.reduction::<E::Item>(OperationKind::AllReduce, data.len(), op);
         self.once_async(&request, Ends::Over(data), Ok(())).await
     }
 
@@ -98,15 +105,16 @@ impl Communicator {
     /// # Errors
     ///
     /// [`CollectiveError`]; `data` is as it was. [`ReduceOp::Adasum`] is not defined here.
-    pub fn reduce<T: Element>(
+    pub fn reduce<E: Elements + ?Sized>(
         &self,
-        data: &mut [T],
+        data: &mut E,
         op: ReduceOp,
         root: Rank,
     ) -> Result<(), CollectiveError> {
+        let data = data.elements_mut();
         let request = Operation {
             root: Some(root.0),
-            ..self.reduction::<T>(OperationKind::Reduce, data.len(), op)
+            ..self.reduction::<E::Item>(OperationKind::Reduce, data.len(), op)
         };
         let ends = if root == self.rank() {
             Ends::Over(data)

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::map::{HEAP, Map, Place};
 use super::parts::Parts;
-use crate::element::{DType, Element};
+use crate::element::{DType, Element, Elements};
 use crate::error::CollectiveError;
 
 const PAGE: usize = 4096;
@@ -270,5 +270,13 @@ impl<T: Element> DerefMut for SharedBuffer<T> {
                 unsafe { std::slice::from_raw_parts_mut(start.cast::<T>().as_ptr(), self.len) }
             }
         }
+    }
+}
+
+impl<T: Element> Elements for SharedBuffer<T> {
+    type Item = T;
+
+    fn elements_mut(&mut self) -> &mut [T] {
+        self
     }
 }

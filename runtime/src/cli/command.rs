@@ -54,7 +54,7 @@ pub(super) enum Command {
     Run(Box<super::run::args::Run>),
     /// Show the cluster and its nodes
     #[command(
-        after_help = "CPUS, GPUS and OTHER FREE are what is free of what there is. A node is alive, draining (it takes no new work, and jobs are\nstill there), drained (none is), lost (it is not heard), or revoked.\n\nExamples:\n  kolo status --watch"
+        after_help = "CPUS, GPUS and OTHER FREE are what is free of what there is. A node is alive, draining (it takes no new work, and jobs are\nstill there), drained (none is), left (it was stopped), lost (it is not heard), or revoked.\n\nExamples:\n  kolo status --watch"
     )]
     Status(Status),
     /// Show all jobs, or the workers of one

@@ -159,11 +159,18 @@ pub(super) async fn run(
     if let Some(exclusion) = exclusion {
         exclusion.end().await;
     }
-    if let Some(launch) = launch {
-        rows.extend(settle(launch, &over)?);
-    }
+    let ended = launch.map_or(Ok(None), |launch| settle(launch, &over))?;
+    let head_is_gone = ended.as_ref().is_some_and(|head| head.down);
+    rows.extend(ended);
     show(&rows, format, out)?;
     out.flush()?;
+    if let (Some(launch), true) = (launch, head_is_gone)
+        && std::env::var("KOLO_HEAD").is_ok_and(|head| head.trim() == launch.head)
+    {
+        eprintln_or_ignore(
+            "kolo: KOLO_HEAD still names the head that has ended: unset KOLO_HEAD KOLO_CREDENTIALS",
+        );
+    }
     let left = rows.iter().filter(|row| !row.is_over()).count();
     if left > 0 && launch.is_some() && !options.give_up {
         eprintln_or_ignore(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
-use kolo_core::interfaces::table;
+use kolo_core::interfaces::{COLUMNS, cells};
 use kolo_transport::wire::{
     HeadReply, HeadRequest, InterfaceSelection, InterfacesQuery, NetworkReport,
 };
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::args::{Connect, Format};
 use super::client::Client;
 use super::error::CliError;
-use super::output::{Output, human};
+use super::output::{Cell, Output, human};
 use crate::http::dto;
 
 /// How long the head may take: the nodes' answers, of which some are waited for in vain.
@@ -114,9 +114,8 @@ pub(super) async fn ask(
 }
 
 fn show(report: &NetworkReport, out: &mut Output<'_>) -> Result<(), CliError> {
-    for line in table(report, usize::MAX).lines() {
-        out.line(line)?;
-    }
+    let rows = report.rows.iter().map(|row| cells(row).map(Cell::from));
+    out.table(COLUMNS, &rows.collect::<Vec<_>>())?;
     out.line("")?;
     let how = match (report.cached, report.took_ms) {
         (true, _) => "known from before; --no-cache tries again".to_owned(),
@@ -124,8 +123,8 @@ fn show(report: &NetworkReport, out: &mut Output<'_>) -> Result<(), CliError> {
         (false, ms) => format!("found in {}", human(ms)),
     };
     match &report.problem {
-        Some(problem) => out.line(&problem.message),
-        None => out.line(&format!("chosen: {} ({how})", report.choice)),
+        Some(problem) => out.prose(&problem.message),
+        None => out.prose(&format!("chosen: {} ({how})", report.choice)),
     }
 }
 

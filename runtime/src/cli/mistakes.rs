@@ -7,6 +7,7 @@ use clap::{Command, CommandFactory as _};
 use kolo_transport::wire::span::duration;
 
 use super::command::Args;
+use super::run::join_negative;
 use crate::settings::nearest;
 
 /// Commands of other tools, and what does the same here.
@@ -32,7 +33,7 @@ const GUESSES: &[(&[&str], &str)] = &[
 /// The fewest digits by which a job is shown. What is shorter and a duration is meant as that.
 const SHORTEST_ID: usize = 4;
 
-/// `--watch 1s` as `--watch=1s`: a word behind it is the id of a job only if it can be no duration.
+/// `--watch 1s` as `--watch=1s`: a word behind it is the id of a job only if it can be no duration. And options with their numbers.
 pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {
     let is_time = |word: &OsString| {
         let word = word.to_str().unwrap_or_default();
@@ -47,6 +48,13 @@ pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {
         let word = line.remove(at + 1);
         line[at].push("=");
         line[at].push(word);
+    }
+    let mut at = 1;
+    while at < line.len() {
+        if line[at].to_str().is_some_and(|word| word.starts_with("--")) {
+            join_negative(&mut line, at);
+        }
+        at += 1;
     }
     line
 }
@@ -115,6 +123,14 @@ mod tests {
             ("kolo top", &["tip: write `kolo jobs --watch`"][..]),
             ("kolo kill x", &["tip: write `kolo stop JOB`"]),
             ("kolo rnu", &["'run'"]),
+            (
+                "kolo logs x --tail -1",
+                &["'-1' for '--tail <N>': expected a whole number from 0 to"],
+            ),
+            (
+                "kolo stop --timeout -5s x",
+                &["'-5s' for '--timeout <DURATION>': "],
+            ),
             (
                 "kolo logs --follow",
                 &["\nUsage: kolo logs [OPTIONS] <JOB>\n"],

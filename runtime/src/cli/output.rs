@@ -19,6 +19,8 @@ pub struct Screen {
     pub message_colours: bool,
     /// The columns of the terminal that shows the results; `None` if none does.
     pub width: Option<usize>,
+    /// The lines of that terminal, if that is known.
+    pub height: Option<usize>,
 }
 
 impl Screen {
@@ -29,7 +31,8 @@ impl Screen {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let stdout = io::stdout();
-        let width = rustix::termios::tcgetwinsize(&stdout).map_or(0, |size| size.ws_col.into());
+        let [width, height] = rustix::termios::tcgetwinsize(&stdout)
+            .map_or([0; 2], |size| [size.ws_col, size.ws_row].map(usize::from));
         Self {
             colours: wanted && stdout.is_terminal(),
             message_colours: wanted && io::stderr().is_terminal(),
@@ -37,6 +40,7 @@ impl Screen {
             width: stdout
                 .is_terminal()
                 .then_some(if width == 0 { 80 } else { width }),
+            height: (height > 0 && stdout.is_terminal()).then_some(height),
         }
     }
 }
@@ -122,6 +126,49 @@ impl<'a> Output<'a> {
         self.bytes(start.as_bytes())
     }
 
+    /// An output to somewhere else, for the same screen.
+    pub(super) fn aside<'b>(&self, out: &'b mut dyn Write) -> Output<'b> {
+        Output::new(out, self.screen)
+    }
+
+    /// A page, as far as the terminal has lines for it. The last of them says how many more there are.
+    pub(super) fn page(&mut self, page: &[u8]) -> Result<(), CliError> {
+        let Screen { width, height, .. } = self.screen;
+        let lines: Vec<&[u8]> = page.split_inclusive(|byte| *byte == b'\n').collect();
+        let heights = || lines.iter().map(move |line| rows(line, width));
+        // The cursor takes a line, too.
+        let room = height.map_or(usize::MAX, |height| height.saturating_sub(1));
+        if heights().sum::<usize>() <= room {
+            return self.bytes(page);
+        }
+        let mut free = room.saturating_sub(1);
+        let fits = |rows: &usize| {
+            let left = free.checked_sub(*rows);
+            free = left.unwrap_or(free);
+            left.is_some()
+        };
+        let shown = heights().take_while(fits).count();
+        self.bytes(&lines[..shown].concat())?;
+        let more = count(lines.len() - shown, "more line");
+        let more = self.toned(&format!("… {more}"), Tone::Faint);
+        Ok(writeln!(self.out, "{more}")?)
+    }
+
+    /// Sentences. On a terminal they go on in more lines, further in than the first.
+    pub(super) fn prose(&mut self, text: &str) -> Result<(), CliError> {
+        let text = printable(text);
+        let words = text.trim_start_matches(' ');
+        let first = text.len() - words.len();
+        let next = first + BELOW;
+        let columns = self.screen.width.unwrap_or(usize::MAX);
+        let lines = wrapped(words, columns.saturating_sub(next).max(LEAST_LAST));
+        for (number, line) in lines.iter().enumerate() {
+            let indent = if number == 0 { first } else { next };
+            writeln!(self.out, "{:indent$}{line}", "")?;
+        }
+        Ok(())
+    }
+
     pub(super) fn line(&mut self, text: &str) -> Result<(), CliError> {
         Ok(writeln!(self.out, "{}", printable(text))?)
     }
@@ -147,7 +194,8 @@ impl<'a> Output<'a> {
     }
 
     /// Aligned columns, two blanks apart. On a terminal the table fits its width: the last column goes on in more lines; where it has
-    /// no room beside the others, its texts stand below their rows. Columns that still are too wide are cut.
+    /// no room beside the others, its texts stand below their rows. Columns that still are too wide are cut, and those that have no room
+    /// even so are left out.
     pub(super) fn table<const N: usize>(
         &mut self,
         header: [&str; N],
@@ -165,9 +213,9 @@ impl<'a> Output<'a> {
         let room = columns.saturating_sub(before(&widths[..last]));
         let is_below = room < widths[last].min(LEAST_LAST);
         let (in_row, indent) = if is_below {
-            fit(&mut widths[..last], columns);
+            let shown = fit(&mut widths[..last], columns);
             widths[last] = columns.saturating_sub(BELOW).max(LEAST_LAST);
-            (last, BELOW)
+            (shown, BELOW)
         } else {
             widths[last] = widths[last].min(room);
             (N, before(&widths[..last]))
@@ -239,14 +287,34 @@ fn length(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Takes room from the widest columns until a row is no wider than the terminal, which breaks what is left.
-fn fit(widths: &mut [usize], columns: usize) {
-    while widths.iter().map(|width| width + 2).sum::<usize>() > columns + 2 {
-        match widths.iter_mut().max().filter(|width| **width > LEAST) {
-            Some(width) => *width -= 1,
-            None => return,
+/// Takes room from the widest columns until a row is no wider than the terminal, without the last of them if there is no other way.
+/// Gives how many there are.
+fn fit(widths: &mut [usize], columns: usize) -> usize {
+    let wanted = widths.to_vec();
+    for shown in (1..=wanted.len()).rev() {
+        let widths = &mut widths[..shown];
+        widths.copy_from_slice(&wanted[..shown]);
+        loop {
+            if widths.iter().map(|width| width + 2).sum::<usize>() <= columns + 2 {
+                return shown;
+            }
+            match widths.iter_mut().max().filter(|width| **width > LEAST) {
+                Some(width) => *width -= 1,
+                None => break,
+            }
         }
     }
+    wanted.len().min(1)
+}
+
+/// The rows that a line takes on a terminal of so many columns, colours left out.
+fn rows(line: &[u8], width: Option<usize>) -> usize {
+    let line = String::from_utf8_lossy(line);
+    let mut parts = line.trim_end_matches('\n').split('\x1b');
+    let plain = parts.next().map_or(0, length);
+    let after = parts.map(|part| part.split_once('m').map_or(0, |(_, text)| length(text)));
+    let columns = plain + after.sum::<usize>();
+    width.map_or(1, |width| columns.div_ceil(width.max(1)).max(1))
 }
 
 /// A text in lines of at most so many characters, cut at blanks where there are any.
@@ -353,139 +421,4 @@ pub(super) fn human(ms: u64) -> Span {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn shown<const N: usize>(screen: Screen, header: [&str; N], rows: &[[Cell; N]]) -> String {
-        let mut bytes = Vec::new();
-        let mut output = Output::new(&mut bytes, screen);
-        output.table(header, rows).unwrap();
-        String::from_utf8(bytes).unwrap()
-    }
-
-    fn table(colours: bool) -> String {
-        let rows = [
-            [
-                Cell::from("a"),
-                Cell::toned("alive", Tone::Good),
-                Cell::from("1"),
-            ],
-            [
-                Cell::from("ünïcode"),
-                Cell::toned("lost", Tone::Bad),
-                Cell::from(""),
-            ],
-        ];
-        let screen = Screen {
-            colours,
-            ..Screen::default()
-        };
-        shown(screen, ["NODE", "STATE", "N"], &rows)
-    }
-
-    #[test]
-    fn a_table_fits_the_terminal() {
-        let why = "rank 1 on box ended with signal 9 (SIGKILL), and nobodyknowswhythathappened";
-        let rows = [
-            ["job-1234", "a-name-that-is-much-too-long", why].map(Cell::from),
-            ["job-5678", "short", ""].map(Cell::from),
-        ];
-        let header = ["JOB", "NAME", "REASON"];
-        let at = |width| {
-            let screen = Screen {
-                width: Some(width),
-                ..Screen::default()
-            };
-            shown(screen, header, &rows)
-        };
-        assert_eq!(
-            at(50),
-            "\
-JOB       NAME
-job-1234  a-name-that-is-much-too-long
-  rank 1 on box ended with signal 9 (SIGKILL), and
-  nobodyknowswhythathappened
-job-5678  short
-"
-        );
-        assert_eq!(
-            at(30),
-            "\
-JOB       NAME
-job-1234  a-name-that-is-much…
-  rank 1 on box ended with
-  signal 9 (SIGKILL), and
-  nobodyknowswhythathappened
-job-5678  short
-"
-        );
-        assert_eq!(
-            at(62),
-            "\
-JOB       NAME                          REASON
-job-1234  a-name-that-is-much-too-long  rank 1 on box ended
-                                        with signal 9
-                                        (SIGKILL), and
-                                        nobodyknowswhythathapp
-                                        ened
-job-5678  short
-"
-        );
-        assert_eq!(at(200), shown(Screen::default(), header, &rows));
-        for width in 0..120 {
-            // It ends, whatever there is room for.
-            at(width);
-        }
-    }
-
-    #[test]
-    fn ranks_and_their_errors_have_colours() {
-        assert_eq!(coloured(b"[7]", 7, Stdio::Stdout), b"\x1b[33m[7]\x1b[0m");
-        assert_eq!(coloured(b"[7]", 7, Stdio::Stderr), b"\x1b[31m[7]\x1b[0m");
-        assert_eq!(failure("no", Screen::default()), "no");
-    }
-
-    #[test]
-    fn columns_are_aligned() {
-        assert_eq!(
-            table(false),
-            "NODE     STATE  N\na        alive  1\nünïcode  lost\n"
-        );
-    }
-
-    #[test]
-    fn colours_do_not_change_the_alignment() {
-        let plain = table(true)
-            .replace("\x1b[32m", "")
-            .replace("\x1b[31m", "")
-            .replace("\x1b[0m", "");
-        assert_ne!(plain, table(true));
-        let trimmed: Vec<_> = plain.lines().map(str::trim_end).collect();
-        assert_eq!(trimmed, table(false).lines().collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn names_can_not_play_with_the_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a\\u{1b}[2Jb\\n");
-    }
-
-    #[test]
-    fn ages_are_told_in_whole_seconds() {
-        for (ms, text) in [(999, "999ms"), (59_999, "59s"), (192_999, "3m 12s")] {
-            assert_eq!(human(ms).to_string(), text);
-        }
-    }
-
-    #[test]
-    fn times_are_those_of_the_calendar() {
-        for (ms, text) in [
-            (0, "1970-01-01T00:00:00.000Z"),
-            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
-            (951_868_799_999, "2000-02-29T23:59:59.999Z"),
-            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
-            (1_735_689_599_001, "2024-12-31T23:59:59.001Z"),
-        ] {
-            assert_eq!(timestamp(ms), text);
-        }
-    }
-}
+mod tests;

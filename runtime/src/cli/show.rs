@@ -21,10 +21,13 @@ async fn shown(
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
     loop {
-        show(&client, out).await?;
+        let mut page = Vec::new();
+        show(&client, &mut out.aside(&mut page)).await?;
         let Some(every) = watch.every else {
+            out.bytes(&page)?;
             break;
         };
+        out.page(&page)?;
         out.flush()?;
         tokio::time::sleep(every).await;
         // It waits in the buffer until the next page is there.
@@ -45,7 +48,7 @@ pub(super) async fn status(
         if format == Format::Json {
             return out.json(&dto::Cluster::from(&cluster));
         }
-        out.line(&format!(
+        out.prose(&format!(
             "{}: head {} at {}, up {}, {}",
             cluster.cluster,
             cluster.version,
@@ -54,7 +57,7 @@ pub(super) async fn status(
             count(cluster.running_jobs as usize, "running job"),
         ))?;
         if cluster.nodes.is_empty() {
-            out.line("no nodes have registered; start one by `kolo-node --head HOST:PORT --token-file FILE`")?;
+            out.prose("no nodes have registered; start one by `kolo-node --head HOST:PORT --token-file FILE`")?;
         } else {
             out.line("")?;
             nodes(&cluster, out)?;
@@ -83,20 +86,19 @@ fn nodes(cluster: &ClusterInfo, out: &mut Output<'_>) -> Result<(), CliError> {
 
 fn node(node: &NodeInfo, revoked: &[RevokedMember], ids: Short) -> [Cell; 8] {
     let state = NodeState::of(node, revoked);
+    let since = || format!("{} {} ago", state.word(), human(node.last_seen_ms));
     let state = match state {
         NodeState::Alive => Cell::toned(state.word(), Tone::Good),
         NodeState::Draining | NodeState::Drained => Cell::toned(state.word(), Tone::Changing),
         NodeState::Revoked => Cell::toned(state.word(), Tone::Bad),
-        NodeState::Lost => Cell::toned(format!("lost {} ago", human(node.last_seen_ms)), Tone::Bad),
+        NodeState::Lost => Cell::toned(since(), Tone::Bad),
+        NodeState::Left => Cell::toned(since(), Tone::Faint),
     };
     let (total, free) = (&node.total, &node.available);
-    let of = |free: &dyn Display, total: &dyn Display| {
-        if node.alive {
-            format!("{free} of {total}")
-        } else {
-            NOTHING.to_owned()
-        }
+    let if_alive = |text: String| {
+        if node.alive { text } else { NOTHING.to_owned() }
     };
+    let of = |free: &dyn Display, total: &dyn Display| if_alive(format!("{free} of {total}"));
     let other: Vec<String> = total
         .custom
         .iter()
@@ -112,7 +114,7 @@ fn node(node: &NodeInfo, revoked: &[RevokedMember], ids: Short) -> [Cell; 8] {
         state,
         of(&free.cpus, &total.cpus).into(),
         of(&free.gpus, &total.gpus).into(),
-        node.jobs.len().to_string().into(),
+        if_alive(node.jobs.len().to_string()).into(),
         other.join(", ").into(),
     ]
 }
@@ -159,6 +161,9 @@ const COLUMNS: [&str; 9] = [
     "REASON",
 ];
 
+/// The state of a job that ends.
+const ENDING: &str = "ending";
+
 /// A field that has nothing to say.
 const NOTHING: &str = "-";
 
@@ -179,8 +184,16 @@ fn ago(ms: u64) -> String {
     format!("{} ago", human(ms))
 }
 
-fn state(state: JobState) -> Cell {
-    let tone = match state {
+/// Whether the job has failed or was stopped, and its workers have not ended yet.
+pub(super) fn is_ending(job: &JobInfo) -> bool {
+    job.reason.is_some() && !job.state.is_final()
+}
+
+fn state(job: &JobInfo) -> Cell {
+    if is_ending(job) {
+        return Cell::toned(ENDING, Tone::Changing);
+    }
+    let tone = match job.state {
         JobState::Healthy | JobState::Succeeded => Tone::Good,
         JobState::Failed => Tone::Bad,
         JobState::Stopped => Tone::Faint,
@@ -190,7 +203,7 @@ fn state(state: JobState) -> Cell {
         | JobState::Starting
         | JobState::Recovering => Tone::Changing,
     };
-    Cell::toned(state.to_string(), tone)
+    Cell::toned(job.state.to_string(), tone)
 }
 
 fn job(job: &JobInfo, ids: Short, owners: Short) -> [Cell; COLUMNS.len()] {
@@ -204,7 +217,7 @@ fn job(job: &JobInfo, ids: Short, owners: Short) -> [Cell; COLUMNS.len()] {
     [
         ids.show(job.job).into(),
         job.name.as_str().into(),
-        state(job.state),
+        state(job),
         ready(job).into(),
         nodes.into(),
         owners.show(job.owner).into(),
@@ -250,34 +263,38 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
         None if job.state.is_final() => format!("lasted {age}"),
         None => format!("runs for {age}"),
     };
-    out.line(&format!(
+    out.prose(&format!(
         "{} ({}): {}, generation {}, {} on {}",
         job.job,
         job.name,
-        job.state,
+        if is_ending(job) {
+            ENDING.to_owned()
+        } else {
+            job.state.to_string()
+        },
         job.generation,
         count(job.workers.len(), "worker"),
         count(placed_on(job), "node"),
     ))?;
     if let Some(reason) = &job.reason {
         for line in reason.lines() {
-            out.line(&format!("  {line}"))?;
+            out.prose(&format!("  {line}"))?;
         }
     }
-    out.line(&format!(
+    out.prose(&format!(
         "  submitted at {} by {}; {age}",
         timestamp(now_ms().saturating_sub(submitted(job))),
         job.owner,
     ))?;
     if let Some(membership) = &job.membership {
         if let Some(cause) = &membership.cause {
-            out.line(&format!("  members: {cause}"))?;
+            out.prose(&format!("  members: {cause}"))?;
         }
         if !job.state.is_final() && !membership.decision.is_empty() {
-            out.line(&format!("  decision: {}", membership.decision))?;
+            out.prose(&format!("  decision: {}", membership.decision))?;
         }
         for host in &membership.left_out {
-            out.line(&format!(
+            out.prose(&format!(
                 "  left out for {}: {}: {}",
                 human(host.for_ms.next_multiple_of(1000)),
                 host.hostname,
@@ -288,13 +305,13 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
     if let Some(network) = &job.network
         && network.problem.is_none()
     {
-        out.line(&format!(
+        out.prose(&format!(
             "  network: {}; `kolo interfaces --job {}` shows what was tried",
             network.choice, job.job
         ))?;
     }
     if let Some(address) = job.rendezvous {
-        out.line(&format!(
+        out.prose(&format!(
             "  rendezvous for other systems at http://{address}"
         ))?;
     }

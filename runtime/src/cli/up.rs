@@ -193,15 +193,19 @@ async fn on_cluster(
     let cluster = client.cluster().await?.cluster;
     let access = HeadAccess::running(cluster, &named, client.address(), &client)
         .by_address(options.head_address.clone());
+    // What is up is not this launch's to end.
+    let alive = (&client).alive().await.map_err(CliError::Hosts)?;
+    let is_alive = |host: &HostSlots| alive.iter().any(|(name, ..)| host.is_called(name));
+    let new: Vec<HostSlots> = hosts
+        .iter()
+        .filter(|host| !is_alive(host))
+        .cloned()
+        .collect();
+    if !new.is_empty() {
+        // Whoever may not make tokens hears that before a host is touched.
+        client.request(&HeadRequest::Tokens, ANSWER).await?;
+    }
     let pending = if options.detach {
-        // What is up is not this launch's to end.
-        let alive = (&client).alive().await.map_err(CliError::Hosts)?;
-        let is_alive = |host: &HostSlots| alive.iter().any(|(name, ..)| host.is_called(name));
-        let new: Vec<HostSlots> = hosts
-            .iter()
-            .filter(|host| !is_alive(host))
-            .cloned()
-            .collect();
         let launch = Launch {
             cluster: cluster.to_string(),
             head: named.clone(),

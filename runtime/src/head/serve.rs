@@ -53,6 +53,10 @@ fn fence(lost: &ConnectionLost) -> Fence {
             code: CloseCode::Dead,
             ..
         } => Fence::Ended,
+        ConnectionLost::Closed {
+            code: CloseCode::Shutdown,
+            ..
+        } => Fence::Left,
         _ => Fence::Lease,
     }
 }

@@ -66,6 +66,8 @@ pub enum NodeState {
     Draining,
     /// It takes no new work, and no job is on it any more.
     Drained,
+    /// It took no new work any more, no job was on it, and it has ended.
+    Left,
     /// It is not heard any more, and its jobs have lost it.
     Lost,
     /// It was put out of the cluster.
@@ -74,10 +76,11 @@ pub enum NodeState {
 
 impl NodeState {
     /// Each of them.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Alive,
         Self::Draining,
         Self::Drained,
+        Self::Left,
         Self::Lost,
         Self::Revoked,
     ];
@@ -87,6 +90,7 @@ impl NodeState {
         let name = node.node.to_string();
         match (node.alive, node.draining) {
             _ if revoked.iter().any(|member| member.name == name) => Self::Revoked,
+            (false, true) if node.jobs.is_empty() => Self::Left,
             (false, _) => Self::Lost,
             (true, false) => Self::Alive,
             (true, true) if node.jobs.is_empty() => Self::Drained,
@@ -100,6 +104,7 @@ impl NodeState {
             Self::Alive => "alive",
             Self::Draining => "draining",
             Self::Drained => "drained",
+            Self::Left => "left",
             Self::Lost => "lost",
             Self::Revoked => "revoked",
         }

@@ -10,8 +10,8 @@ use kolo_transport::authority::Authority;
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
 use kolo_transport::wire::{
-    Exit, JobState, LeftOut, MembershipInfo, Milli, NetworkChoice, NetworkReport, Resources,
-    RevokedMember, WorkerState,
+    Exit, JobState, LeftOut, MembershipInfo, Milli, NetworkChoice, NetworkReport, NodeInfo,
+    Resources, RevokedMember, WorkerState,
 };
 use serde_json::json;
 
@@ -36,11 +36,18 @@ fn a_cluster_is_shown_as_a_table_and_as_json() {
         let mut drained = draining.clone();
         drained.node = NodeId(33);
         draining.jobs = vec![JobId(20)];
+        let mut lost = node_info(NodeId(31), false);
+        lost.jobs = vec![JobId(20)];
+        let left = NodeInfo {
+            draining: true,
+            ..node_info(NodeId(35), false)
+        };
         state.cluster.nodes = vec![
             first,
-            node_info(NodeId(31), false),
+            lost,
             draining,
             drained,
+            left,
             node_info(NodeId(34), false),
         ];
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -61,10 +68,11 @@ cluster-0000000000000001: head 9.9.9 at {address}, up 3m 12s, 1 running job
 
 NODE                   HOSTNAME  ADDRESS        STATE        CPUS FREE  GPUS FREE  JOBS  OTHER FREE
 node-000000000000001e  box       10.0.0.1:4000  alive        2.5 of 4   1 of 2     1     fpga 0 of 1.5
-node-000000000000001f  box       10.0.0.1:4000  lost 4s ago  -          -          0
+node-000000000000001f  box       10.0.0.1:4000  lost 4s ago  -          -          -
 node-0000000000000020  box       10.0.0.1:4000  draining     0 of 0     0 of 0     1
 node-0000000000000021  box       10.0.0.1:4000  drained      0 of 0     0 of 0     0
-node-0000000000000022  box       10.0.0.1:4000  revoked      -          -          0
+node-0000000000000023  box       10.0.0.1:4000  left 4s ago  -          -          -
+node-0000000000000022  box       10.0.0.1:4000  revoked      -          -          -
 
 REVOKED                SINCE      REASON
 node-0000000000000022  1m 5s ago  stolen
@@ -76,7 +84,10 @@ node-0000000000000022  1m 5s ago  stolen
     assert_eq!(found["nodes"][0]["available"]["cpus"], 2.5);
     let states = found["nodes"].as_array().unwrap().iter();
     let states: Vec<_> = states.map(|node| &node["state"]).collect();
-    assert_eq!(states, ["alive", "lost", "draining", "drained", "revoked"]);
+    assert_eq!(
+        states,
+        ["alive", "lost", "draining", "drained", "left", "revoked"]
+    );
 }
 
 #[test]
@@ -113,11 +124,17 @@ fn jobs_are_shown_as_a_table_and_as_json() {
         let mut succeeded = job(0xef << 56, JobState::Succeeded, nodes());
         succeeded.reason = Some("all workers exited with code 0".to_owned());
         succeeded.ended_ms = Some(0);
+        let mut ending = job(0xde << 56, JobState::Healthy, nodes());
+        ending.reason = Some("rank 1 failed".to_owned());
+        for worker in &mut ending.workers {
+            worker.state = WorkerState::Stopping;
+        }
         state.jobs = vec![
             job(0xcd << 56, JobState::Healthy, nodes()),
             failed,
             job(0xce << 56, JobState::Pending, Vec::new()),
             succeeded,
+            ending,
         ];
     });
     assert_eq!(
@@ -128,6 +145,7 @@ job-cd00  digits            healthy    3/3    2      driver-0000  1m 1s ago  -
 job-0000  bad\\u{1b}[2Jname  failed     -      2      driver-0000  2m 6s ago  1m 5s ago  node-0000 has ended rank 1
 job-ce00  digits            pending    -      -      driver-0000  1m 1s ago  -
 job-ef00  digits            succeeded  -      2      driver-0000  1m 1s ago  0s ago
+job-de00  digits            ending     0/3    2      driver-0000  1m 1s ago  -          rank 1 failed
 "
     );
     let job = fake.kolo(&["jobs", "00"]).good();

@@ -84,6 +84,7 @@ fn only_administrators_make_tokens_and_revoke() {
         &["token", "revoke", "token-00000000"],
         &["revoke", "driver-0000000000000001"],
         &["revoke", &own, "--undo"],
+        &["up", "--hosts", "nowhere.invalid:1"],
     ] {
         let output = site.kolo(&dir, args);
         assert_eq!(output.status.code(), Some(5), "{args:?}: {output:?}");

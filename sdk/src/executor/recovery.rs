@@ -32,9 +32,9 @@ impl Executor {
     ///
     /// #[kolo::function]
     /// fn step(ctx: &Context, number: u32) -> Result<f64> {
-    ///     let mut loss = [1.0 / f64::from(number + 1)];
-    ///     ctx.comm().all_reduce(&mut loss, ReduceOp::Sum)?;
-    ///     Ok(loss[0])
+    ///     let mut loss = 1.0 / f64::from(number + 1);
+    ///     ctx.comm().all_reduce(&mut loss, ReduceOp::Average)?;
+    ///     Ok(loss)
     /// }
     ///
     /// # async fn example() -> kolo::Result<()> {

@@ -1,4 +1,4 @@
-use kolo::{Context, ReduceOp};
+use kolo::{Context, Rank, ReduceOp};
 
 #[kolo::function]
 fn of_strings(ctx: &Context) -> kolo::Result<()> {
@@ -8,9 +8,24 @@ fn of_strings(ctx: &Context) -> kolo::Result<()> {
 }
 
 #[kolo::function]
-fn of_a_scalar(ctx: &Context) -> kolo::Result<()> {
-    let mut loss = 0.5_f32;
-    ctx.comm().all_reduce(&mut loss, ReduceOp::Sum)?;
+fn of_a_list_of_strings(ctx: &Context) -> kolo::Result<()> {
+    let mut names = vec!["a".to_owned()];
+    ctx.comm().broadcast(&mut names, Rank(0))?;
+    Ok(())
+}
+
+#[kolo::function]
+fn of_a_string(ctx: &Context) -> kolo::Result<()> {
+    let mut name = "a".to_owned();
+    ctx.comm().broadcast(&mut name, Rank(0))?;
+    Ok(())
+}
+
+#[kolo::function]
+fn of_another_container(ctx: &Context) -> kolo::Result<()> {
+    let mut losses = std::mem::ManuallyDrop::new([0.5_f32]);
+    ctx.comm().all_reduce(&mut losses, ReduceOp::Sum)?;
+    ctx.comm().all_reduce(&mut losses[..], ReduceOp::Sum)?;
     Ok(())
 }
 

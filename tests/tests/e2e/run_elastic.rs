@@ -155,10 +155,12 @@ fn a_killed_worker_starts_the_group_anew_and_all_that_exit_with_0_end_it() {
         .filter(|line| line.contains("started anew"))
         .collect();
     assert_eq!(told.len(), 1, "{err}");
+    let (anew, healed) = told[0].split_once("; healed in ").unwrap();
     assert_eq!(
-        told[0], "kolo: the group is started anew: 3 -> 3 workers, failures so far 1 of 2",
+        anew, "kolo: the group is started anew: 3 -> 3 workers, failures so far 1 of 2",
         "the reason was told before"
     );
+    assert!(healed.ends_with('s'), "{healed}");
     let fell = err.lines().find(|line| line.contains("signal 9 (SIGKILL)"));
     let fell = fell.unwrap();
     assert!(fell.starts_with("kolo: rank 1 on "), "{err}");
@@ -190,6 +192,8 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
         err.contains("rank 0 on ") && err.contains("[0]<stderr>:last words"),
         "{err}"
     );
+    // Two failures with a restart, and the last one: each is told once.
+    assert_eq!(err.matches(" (pid ").count(), 3, "{err}");
 
     // Without restarts it is as it always was.
     let out = run(&["-n", "2", "--max-restarts", "0"], &script_text);

@@ -35,7 +35,7 @@ pub use self::cache::{Key, ProbeCache, TTL};
 pub use self::discovery::{Discovery, Order, Step};
 pub use self::fingerprint::NetworkFingerprint;
 pub use self::network::{Listen, Network};
-pub use self::report::{refusal, table};
+pub use self::report::{COLUMNS, cells, refusal, table};
 
 /// A node that takes part.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -177,19 +177,55 @@ fn better(
     })
 }
 
+/// The columns of a report for people; [`cells`] has those of a row.
+pub const COLUMNS: [&str; 7] = [
+    "NODE",
+    "INTERFACE",
+    "ADDRESS",
+    "MTU",
+    "REACHED BY",
+    "ROUND TRIP",
+    "CHOSEN",
+];
+
+/// A row of the report for people.
+#[must_use]
+pub fn cells(row: &InterfaceRow) -> [String; COLUMNS.len()] {
+    let by: Vec<String> = row
+        .reached_by
+        .iter()
+        .map(|by| {
+            if by.interface == row.interface {
+                by.hostname.clone()
+            } else {
+                format!("{} ({})", by.hostname, by.interface)
+            }
+        })
+        .collect();
+    let worst = row.reached_by.iter().map(|by| by.rtt_us).max();
+    [
+        row.hostname.clone(),
+        row.interface.clone(),
+        row.address.to_string(),
+        row.mtu.to_string(),
+        if by.is_empty() {
+            "-".to_owned()
+        } else {
+            listed(&by)
+        },
+        worst.map_or_else(|| "-".to_owned(), |us| format!("{} ms", milliseconds(us))),
+        match &row.why_not {
+            _ if row.chosen => "yes".to_owned(),
+            Some(why) => format!("no: {why}"),
+            None => "no".to_owned(),
+        },
+    ]
+}
+
 /// The report as lines for people, columns aligned; at most `most` rows. Addresses that never come into question (loopback,
 /// down, ...) are left out if that makes it fit.
 #[must_use]
 pub fn table(report: &NetworkReport, most: usize) -> String {
-    const HEADER: [&str; 7] = [
-        "NODE",
-        "INTERFACE",
-        "ADDRESS",
-        "MTU",
-        "REACHED BY",
-        "ROUND TRIP",
-        "CHOSEN",
-    ];
     let dull = |row: &&InterfaceRow| {
         !row.chosen && row.why_not.as_deref() == Some(Unfit::Loopback.to_string().as_str())
     };
@@ -199,48 +235,15 @@ pub fn table(report: &NetworkReport, most: usize) -> String {
     }
     let left_out = rows.len().saturating_sub(most);
     rows.truncate(most);
-    let cells: Vec<[String; 7]> = rows
-        .iter()
-        .map(|row| {
-            let by: Vec<String> = row
-                .reached_by
-                .iter()
-                .map(|by| {
-                    if by.interface == row.interface {
-                        by.hostname.clone()
-                    } else {
-                        format!("{} ({})", by.hostname, by.interface)
-                    }
-                })
-                .collect();
-            let worst = row.reached_by.iter().map(|by| by.rtt_us).max();
-            [
-                row.hostname.clone(),
-                row.interface.clone(),
-                row.address.to_string(),
-                row.mtu.to_string(),
-                if by.is_empty() {
-                    "-".to_owned()
-                } else {
-                    listed(&by)
-                },
-                worst.map_or_else(|| "-".to_owned(), |us| format!("{} ms", milliseconds(us))),
-                match &row.why_not {
-                    _ if row.chosen => "yes".to_owned(),
-                    Some(why) => format!("no: {why}"),
-                    None => "no".to_owned(),
-                },
-            ]
-        })
-        .collect();
-    let mut widths = HEADER.map(str::len);
+    let cells: Vec<_> = rows.into_iter().map(cells).collect();
+    let mut widths = COLUMNS.map(str::len);
     for row in &cells {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = String::new();
-    let header = HEADER.map(str::to_owned);
+    let header = COLUMNS.map(str::to_owned);
     for row in std::iter::once(&header).chain(&cells) {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {

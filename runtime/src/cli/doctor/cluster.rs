@@ -57,14 +57,13 @@ pub(super) async fn examine(connect: &Connect) -> Vec<Finding> {
         &connected
     {
         let (cause, _) = error.cause_and_remedy();
-        return vec![
-            Finding::warning(
-                "login",
-                cause,
-                "log in to look at a cluster as well (`kolo login --head HOST:PORT --token-file FILE`), or give --local",
-            )
-            .at(CLUSTER),
-        ];
+        let finding = match error {
+            // A head is given.
+            CliError::NoCredentials(_) => Finding::bad,
+            _ => Finding::warning,
+        };
+        let remedy = "log in to look at a cluster as well (`kolo login --head HOST:PORT --token-file FILE`), or give --local";
+        return vec![finding("login", cause, remedy).at(CLUSTER)];
     }
     // Also if the head is not reached: it may be why.
     if let Ok(dir) = config.credentials_dir() {
@@ -230,7 +229,7 @@ async fn nodes(client: &Client, cluster: &ClusterInfo) -> Vec<Finding> {
         let told = match NodeState::of(node, &cluster.revoked) {
             NodeState::Alive => None,
             // That is as somebody wants it.
-            NodeState::Revoked => continue,
+            NodeState::Revoked | NodeState::Left => continue,
             NodeState::Lost => Some((
                 format!("it is lost since {}", human(node.last_seen_ms)),
                 format!(

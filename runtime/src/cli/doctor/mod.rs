@@ -14,7 +14,7 @@ use super::error::CliError;
 use super::output::{Cell, Output, Tone, count};
 
 pub(super) const EXAMPLES: &str = "\
-Without credentials only this host is looked at.
+Without a head only this host is looked at.
 
 Exit codes:
   0  nothing is wrong; there may be warnings
@@ -159,7 +159,7 @@ fn show(findings: &[Finding], out: &mut Output<'_>) -> Result<(), CliError> {
     }
     for (check, remedy, mut places) in to_do {
         places.dedup();
-        out.line(&format!("  {check} ({}): {remedy}", places.join(", ")))?;
+        out.prose(&format!("  {check} ({}): {remedy}", places.join(", ")))?;
     }
     out.line("")?;
     out.line(&verdict(findings))

@@ -44,7 +44,6 @@ pub(crate) struct Run {
         short = 'n',
         long,
         alias = "np",
-        alias = "num_proc",
         value_name = "N",
         value_parser = workers,
         allow_negative_numbers = true,
@@ -54,7 +53,6 @@ pub(crate) struct Run {
     /// Number of workers on each host; cpu, gpu: as many as it has of these; auto: gpu if it has any, else cpu
     #[arg(
         long,
-        alias = "nproc_per_node",
         alias = "npernode",
         value_name = "N|auto|cpu|gpu",
         help_heading = "How many workers"
@@ -75,7 +73,7 @@ pub(crate) struct Run {
     )]
     pub(crate) hosts: Option<String>,
     /// File with `HOST slots=N` on each line; blank lines and `#` comments are skipped
-    #[arg(long, aliases = ["host-file", "host_file", "machinefile"], value_name = "FILE", help_heading = "Where")]
+    #[arg(long, aliases = ["host-file", "machinefile"], value_name = "FILE", help_heading = "Where")]
     pub(crate) hostfile: Option<PathBuf>,
     /// On this machine, whatever KOLO_HEAD says
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"], help_heading = "Where")]
@@ -128,7 +126,7 @@ pub(crate) struct Run {
     )]
     pub(crate) output_filename: Option<PathBuf>,
     /// The same as torchrun has the files: DIR/JOB/attempt_N/RANK/stdout.log and stderr.log
-    #[arg(long, alias = "log_dir", conflicts_with_all = ["output_dir", "output_filename"], value_name = "DIR", help_heading = "Output")]
+    #[arg(long, conflicts_with_all = ["output_dir", "output_filename"], value_name = "DIR", help_heading = "Output")]
     pub(crate) log_dir: Option<PathBuf>,
     /// Give the workers no input: by default rank 0 has this command's
     #[arg(long, help_heading = "What workers find")]

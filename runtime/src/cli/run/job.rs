@@ -229,6 +229,8 @@ struct Group {
     running: bool,
     /// Why the last one has fallen, once that was said.
     fallen: String,
+    /// When a loss was heard for the first time since it was whole.
+    broken_at: Option<Instant>,
     /// Hosts of which output may be missing, since the last one.
     missing: BTreeSet<String>,
     /// What to say of one that waits for room, and when.
@@ -332,8 +334,14 @@ impl<'a> Job<'a> {
                 restart,
             } => {
                 self.group.running = false;
-                say(&report::fell(&why, failure.as_deref(), stopped, restart));
-                self.group.fallen = why;
+                // With no restart left it is told with the end of the job.
+                if restart.is_none_or(|(restart, most)| restart <= most) {
+                    say(&report::fell(&why, failure.as_deref(), stopped, restart));
+                    self.group.fallen = why;
+                }
+                if failure.is_some() {
+                    self.breaks();
+                }
             }
             JobEvent::Waits {
                 room,
@@ -354,8 +362,9 @@ impl<'a> Job<'a> {
                 generation,
                 failure,
             } => {
-                let is_new = generation > self.group.present && self.is_elastic();
-                if is_new && !self.starts_anew() {
+                if generation <= self.group.present {
+                    self.breaks();
+                } else if self.is_elastic() && !self.starts_anew() {
                     let failure = report::in_a_line(&failure);
                     say(&format!("a new worker has failed: {failure}"));
                 }
@@ -379,6 +388,12 @@ impl<'a> Job<'a> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// A member is lost.
+    fn breaks(&mut self) {
+        let now = self.now();
+        self.group.broken_at.get_or_insert(now);
     }
 
     /// Takes the output of nodes.
@@ -412,8 +427,9 @@ impl<'a> Job<'a> {
         still: Option<WorkerSignal>,
     ) -> Result<(), CliError> {
         progress::end();
-        let starts_anew = self.starts_anew();
+        let (starts_anew, now) = (self.starts_anew(), self.now());
         let group = &mut self.group;
+        let broken_at = group.broken_at.take();
         if self.outcome.is_elastic {
             self.outcome.workers = table.world_size();
             // The first one may have failed before all its workers ran.
@@ -425,7 +441,11 @@ impl<'a> Job<'a> {
                 };
                 let told = format!(": {}", std::mem::take(&mut group.fallen));
                 let cause = table.cause.strip_suffix(&told).unwrap_or(&table.cause);
-                say(&format!("the group {how}: {cause}"));
+                let healed = broken_at.map_or_else(String::new, |at| {
+                    let after = now.saturating_duration_since(at).as_millis() as u64;
+                    format!("; healed in {}", human(after))
+                });
+                say(&format!("the group {how}: {cause}{healed}"));
             }
             group.missing.clear();
             group.present = table.generation;

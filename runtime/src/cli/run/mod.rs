@@ -43,7 +43,7 @@ use self::plan::Plan;
 use self::report::Outcome;
 use self::signals::{Heard, Signals};
 use self::sink::{Sink, Style, WriteError, Written};
-pub(super) use self::synonyms::{is_run, translate};
+pub(super) use self::synonyms::{is_run, join_negative, translate};
 use self::target::Surroundings;
 use super::args::{Connect, Format};
 use super::error::CliError;

@@ -148,7 +148,6 @@ pub(super) fn fell(
     };
     let restart = match restart {
         None => String::new(),
-        Some((restart, most)) if restart > most => "; no restart is left".to_owned(),
         Some((restart, most)) => format!("; restart {restart} of {most}"),
     };
     format!("{cause}{others}{restart}")
@@ -523,7 +522,7 @@ mod tests {
         let why = "rank 2 on b: exit code 3";
         for (stopped, restart, rest) in [
             (3, Some((1, 3)), "; 3 workers are stopped; restart 1 of 3"),
-            (1, Some((4, 3)), "; 1 worker is stopped; no restart is left"),
+            (1, Some((2, 3)), "; 1 worker is stopped; restart 2 of 3"),
             (0, Some((1, 1)), "; restart 1 of 1"),
         ] {
             assert_eq!(

@@ -7,14 +7,14 @@ use clap::Command;
 
 use crate::settings::nearest;
 
-/// `-np 4` and `-hostfile F` are no short options as clap knows them. They are put into words, in front of the program
-/// only: what comes after it is the program's own.
+/// `-np 4`, `--max_restarts 1` and `--grace -1` are no options as clap knows them. They are put into words that are, in front of the
+/// program only: what comes after it is the program's own.
 ///
 /// # Errors
 ///
 /// What to say of a word that clap would take for something else: `-hots` for `-h`, which is a question for help.
 pub(crate) fn translate(args: Vec<OsString>, command: &Command) -> Result<Vec<OsString>, String> {
-    let Some(run) = position_of_run(&args, command) else {
+    let Some(mut run) = position_of_run(&args, command) else {
         return Ok(args);
     };
     let Some(options) = command.find_subcommand("run") else {
@@ -36,6 +36,10 @@ pub(crate) fn translate(args: Vec<OsString>, command: &Command) -> Result<Vec<Os
             *arg = word;
         }
         match length(arg, commands) {
+            Some(2) if join_negative(&mut args, at) => {
+                run -= usize::from(at < run);
+                at += 1;
+            }
             Some(length) => at += length,
             None => break,
         }
@@ -43,21 +47,30 @@ pub(crate) fn translate(args: Vec<OsString>, command: &Command) -> Result<Vec<Os
     Ok(args)
 }
 
-/// `--NAME` for `-NAME`, if there is such an option.
+/// `--NAME` for `-NAME`, and `-` for `_` in it, if there is such an option.
 fn spelled(arg: &OsStr, commands: &[&Command]) -> Result<Option<OsString>, String> {
+    let all = || commands.iter().flat_map(|command| command.get_arguments());
+    let known = |word: &str| {
+        let (name, value) = word.split_at(word.find('=').unwrap_or(word.len()));
+        let name = name.replace('_', "-");
+        // That of the help is not on the list.
+        let is_known = name == "help" || all().any(|arg| is_called(arg, &name));
+        is_known.then(|| OsString::from(format!("--{name}{value}")))
+    };
     let Some(word) = arg.to_str().and_then(|arg| arg.strip_prefix('-')) else {
         return Ok(None);
     };
+    if let Some(word) = word.strip_prefix('-') {
+        return Ok(known(word));
+    }
     let mut chars = word.chars();
-    let (Some(first), Some(_)) = (chars.next().filter(|first| *first != '-'), chars.next()) else {
+    let (Some(first), Some(_)) = (chars.next(), chars.next()) else {
         return Ok(None);
     };
-    let all = || commands.iter().flat_map(|command| command.get_arguments());
-    let name = word.split_once('=').map_or(word, |(name, _)| name);
-    // That of the help is not on the list.
-    if name == "help" || all().any(|arg| is_called(arg, name)) {
-        return Ok(Some(OsString::from(format!("--{word}"))));
+    if let Some(word) = known(word) {
+        return Ok(Some(word));
     }
+    let name = word.split_once('=').map_or(word, |(name, _)| name);
     // `-n4` holds its value.
     if all().any(|arg| arg.get_short() == Some(first) && arg.get_action().takes_values()) {
         return Ok(None);
@@ -73,6 +86,22 @@ fn spelled(arg: &OsStr, commands: &[&Command]) -> Result<Option<OsString>, Strin
         "there is no option `-{}`; {meant}",
         name.escape_debug()
     ))
+}
+
+/// `--tail -1` as `--tail=-1`, so that the option says what is allowed: a word that begins with `-` counts as an option of its own.
+/// Whether the next word was one.
+pub(crate) fn join_negative(line: &mut Vec<OsString>, at: usize) -> bool {
+    let is_number = |word: &OsString| {
+        let digits = word.to_str().and_then(|word| word.strip_prefix('-'));
+        digits.is_some_and(|digits| digits.starts_with(|char: char| char.is_ascii_digit()))
+    };
+    let is_there = line.get(at + 1).is_some_and(is_number);
+    if is_there {
+        let word = line.remove(at + 1);
+        line[at].push("=");
+        line[at].push(word);
+    }
+    is_there
 }
 
 /// Whether a line is one of `kolo run`.
@@ -172,6 +201,18 @@ mod tests {
             (
                 "kolo run -hosts a:1 -nproc-per-node=2 -wdir /x -e A=1 -eB=1 x",
                 "kolo run --hosts a:1 --nproc-per-node=2 --wdir /x -e A=1 -eB=1 x",
+            ),
+            (
+                "kolo run --num_proc 2 --max_restarts=1 -nproc_per_node=2 x --a_b",
+                "kolo run --num-proc 2 --max-restarts=1 --nproc-per-node=2 x --a_b",
+            ),
+            (
+                "kolo --connect-timeout -1 run --grace -1 -n -2 x --grace -1",
+                "kolo --connect-timeout=-1 run --grace=-1 -n=-2 x --grace -1",
+            ),
+            (
+                "kolo run --env A_B=1 --no_such x",
+                "kolo run --env A_B=1 --no_such x",
             ),
             (
                 "kolo run --blacklist-cooldown-range 1 10 -np 4 x -np",

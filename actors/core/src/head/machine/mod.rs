@@ -301,11 +301,19 @@ impl HeadCore {
 
     /// The stay of a node is over, unless it was over before.
     fn lose(&mut self, node: NodeId, session: Session, reason: &str, fence: Fence) {
+        let has_left = fence == Fence::Left;
+        if has_left {
+            self.registry.leave(node, session);
+        }
         let Some(jobs) = self.registry.lose(node, session) else {
             return;
         };
-        let text = format!("a node is lost, with {} jobs: {reason}", jobs.len());
-        self.log(Level::Warn, (None, node), text);
+        if has_left && jobs.is_empty() {
+            self.log(Level::Info, (None, node), "a node has left");
+        } else {
+            let text = format!("a node is lost, with {} jobs: {reason}", jobs.len());
+            self.log(Level::Warn, (None, node), text);
+        }
         self.end_stay(node, session, (LinkEnd::Lost, fence), &jobs, reason);
         self.count_alive = true;
     }

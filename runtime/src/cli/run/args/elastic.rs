@@ -21,23 +21,23 @@ pub(crate) struct ElasticArgs {
     pub(crate) max_np: Option<u32>,
     /// How often the group is started anew after a worker has failed [default: 3 if its size may change, else 0]; hosts that are
     /// lost, leave or join cost nothing
-    #[arg(long, alias = "max_restarts", value_name = "N", value_parser = number)]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) max_restarts: Option<u32>,
     /// How often the group is started anew for any reason [default: no limit]
-    #[arg(long, alias = "reset_limit", value_name = "N", value_parser = number)]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) reset_limit: Option<u32>,
     /// How long the job waits for its fewest workers [default: 10m]
-    #[arg(long, alias = "elastic_timeout", value_parser = time, value_name = "DURATION")]
+    #[arg(long, value_parser = time, value_name = "DURATION")]
     pub(crate) elastic_timeout: Option<Duration>,
     /// Shortest and longest time that a host gets no worker after one has failed there; doubled at each failure
-    #[arg(long, aliases = ["blacklist_cooldown_range", "cooldown-range"], num_args = 2, value_parser = cooldown_bound, value_names = ["LO", "HI"])]
+    #[arg(long, alias = "cooldown-range", num_args = 2, value_parser = cooldown_bound, value_names = ["LO", "HI"])]
     pub(crate) blacklist_cooldown_range: Option<Vec<Duration>>,
     /// Command that prints the hosts that the job may use, HOST or HOST:SLOTS on each line; run once a second. With a head they
     /// are nodes of the cluster, else nodes are started on them over ssh
-    #[arg(long, alias = "host_discovery_script", conflicts_with_all = ["hosts", "hostfile", "local", "standalone"], value_name = "COMMAND")]
+    #[arg(long, conflicts_with_all = ["hosts", "hostfile", "local", "standalone"], value_name = "COMMAND")]
     pub(crate) host_discovery_script: Option<String>,
     /// Slots of hosts that are printed without
-    #[arg(long, aliases = ["slots_per_host", "slots"], requires = "host_discovery_script", value_name = "N", value_parser = count)]
+    #[arg(long, alias = "slots", requires = "host_discovery_script", value_name = "N", value_parser = count)]
     pub(crate) slots_per_host: Option<u32>,
     /// What happens at a change: restart stops all workers and starts others; in-place lets workers that are left go on, for scripts
     /// with @hvd.elastic.run [default: restart]

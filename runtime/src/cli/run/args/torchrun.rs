@@ -16,10 +16,10 @@ pub(crate) struct TorchArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) role: Option<String>,
     /// Port of rank 0 that workers meet at, in a job that never changes [default: a free one]
-    #[arg(long, alias = "master_port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
     /// TORCHELASTIC_RUN_ID of all workers [default: the id of the job]
-    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    #[arg(long, value_name = "ID")]
     pub(crate) rdzv_id: Option<String>,
     /// Write to files and do not show: 1 standard output, 2 standard error, 3 both; 0:1,1:3 by local rank
     #[arg(short = 'r', long, value_parser = Streams::parse, value_name = "STREAMS")]
@@ -28,7 +28,7 @@ pub(crate) struct TorchArgs {
     #[arg(short = 't', long, value_parser = Streams::parse, value_name = "STREAMS")]
     pub(crate) tee: Option<Streams>,
     /// Show only the output of these local ranks
-    #[arg(long, alias = "local_ranks_filter", value_parser = Ranks::parse, value_name = "RANKS")]
+    #[arg(long, value_parser = Ranks::parse, value_name = "RANKS")]
     pub(crate) local_ranks_filter: Option<Ranks>,
     #[command(flatten)]
     pub(crate) given: TakenAsGiven,
@@ -37,19 +37,19 @@ pub(crate) struct TorchArgs {
 /// Options that say what is so anyway, or else are refused.
 #[derive(Debug, Clone, Default, ClapArgs)]
 pub(crate) struct TakenAsGiven {
-    #[arg(long, hide = true, alias = "rdzv_backend")]
+    #[arg(long, hide = true)]
     pub(crate) rdzv_backend: Option<String>,
-    #[arg(long, hide = true, alias = "rdzv_endpoint")]
+    #[arg(long, hide = true)]
     pub(crate) rdzv_endpoint: Option<String>,
-    #[arg(long, hide = true, alias = "node_rank")]
+    #[arg(long, hide = true)]
     pub(crate) node_rank: Option<String>,
-    #[arg(long, hide = true, alias = "master_addr")]
+    #[arg(long, hide = true)]
     pub(crate) master_addr: Option<String>,
-    #[arg(long, hide = true, alias = "monitor_interval", value_parser = super::super::super::args::time)]
+    #[arg(long, hide = true, value_parser = super::super::super::args::time)]
     pub(crate) monitor_interval: Option<std::time::Duration>,
-    #[arg(long, hide = true, alias = "start_method", value_parser = ["spawn", "fork", "forkserver"])]
+    #[arg(long, hide = true, value_parser = ["spawn", "fork", "forkserver"])]
     pub(crate) start_method: Option<String>,
-    #[arg(long, hide = true, alias = "signals_to_handle")]
+    #[arg(long, hide = true)]
     pub(crate) signals_to_handle: Option<String>,
 }
 

@@ -1,6 +1,7 @@
 use clap::Parser;
 
 use super::super::super::command::{Args, Command};
+use super::super::plan::tests::parsed;
 use super::super::plan::{Plan, plan};
 use super::super::target::Surroundings;
 use super::*;
@@ -10,8 +11,7 @@ fn planned(line: &str, has_head: bool) -> Result<Plan, String> {
 }
 
 fn planned_with(line: &str, has_head: bool, vars: &[(&str, &str)]) -> Result<Plan, String> {
-    let words = format!("kolo run {line}");
-    let parsed = Args::try_parse_from(words.split(' ')).map_err(|error| error.to_string())?;
+    let parsed = parsed(line).map_err(|error| error.to_string())?;
     let Command::Run(options) = parsed.command else {
         panic!("{line}");
     };

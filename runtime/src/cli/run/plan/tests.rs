@@ -1,15 +1,22 @@
 //! From command lines to plans.
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 use kolo_transport::wire::Placement;
 
 use super::super::super::command::{Args, Command};
+use super::super::synonyms::translate;
 use super::*;
 
-pub(in super::super) fn options(line: &str) -> Run {
+/// A line as the options read it.
+pub(in super::super) fn parsed(line: &str) -> Result<Args, clap::Error> {
     let words = format!("kolo run {line}");
-    match Args::try_parse_from(words.split(' ')).unwrap().command {
+    let words = words.split(' ').map(Into::into).collect();
+    Args::try_parse_from(translate(words, &Args::command()).unwrap())
+}
+
+pub(in super::super) fn options(line: &str) -> Run {
+    match parsed(line).unwrap().command {
         Command::Run(options) => *options,
         other => panic!("{other:?}"),
     }

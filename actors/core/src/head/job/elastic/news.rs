@@ -336,7 +336,7 @@ impl Elastic {
         let why = format!("{node} is lost: {reason}");
         self.facts.refuse_all(job, part, &why);
         let left = match fence {
-            Fence::Lease => job.config.fence,
+            Fence::Lease | Fence::Left => job.config.fence,
             Fence::Wardens => fence::of_death().min(job.config.fence),
             Fence::Ended => Duration::ZERO,
         };

@@ -103,6 +103,24 @@ fn g3_what_the_end_of_a_connection_says_of_workers() {
 }
 
 #[test]
+fn a_daemon_that_leaves_is_not_one_that_is_lost() {
+    let (mut group, [leaves, lost], _) = halves();
+    let spare = group.node(3, 1);
+    for (session, fence) in [
+        (leaves, Fence::Left),
+        (lost, Fence::Lease),
+        (spare, Fence::Left),
+    ] {
+        lose(&mut group, session, fence);
+    }
+    let HeadReply::Cluster(cluster) = group.world.request(HTTP, HeadRequest::Cluster) else {
+        panic!("no cluster");
+    };
+    let left: Vec<bool> = cluster.nodes.iter().map(|node| node.draining).collect();
+    assert_eq!(left, [true, false, true]);
+}
+
+#[test]
 fn g3_a_node_that_is_cut_off_has_its_lease_and_the_time_to_end_its_workers() {
     let (mut group, [_, cut], job) = halves();
     group.cut.insert(cut);
