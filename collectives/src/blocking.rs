@@ -93,19 +93,3 @@ pub(crate) fn processors() -> usize {
     // The system takes some microseconds to say so.
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn the_alarm_ends_a_wait() {
-        let wait = Wait::default();
-        let begun = Instant::now();
-        let at = begun + Duration::from_millis(20);
-        block_on(&wait, |mut alarm| poll_fn(move |cx| alarm.poll_at(at, cx)));
-        assert!(Instant::now() >= at);
-    }
-}

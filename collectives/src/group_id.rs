@@ -48,27 +48,3 @@ pub(crate) enum Kind {
     /// Operations whose order was negotiated.
     Negotiated = 4,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_depend_on_everything() {
-        let id = |parent, what, count, members: &[u32]| GroupId(parent).child(what, count, members);
-        let one = id(0, Kind::Members, 1, &[0, 1]);
-        assert_eq!(one, id(0, Kind::Members, 1, &[0, 1]));
-        for other in [
-            id(5, Kind::Members, 1, &[0, 1]),
-            id(0, Kind::Pair, 1, &[0, 1]),
-            id(0, Kind::Members, 2, &[0, 1]),
-            id(0, Kind::Members, 1, &[1, 0]),
-            id(0, Kind::Members, 1, &[0, 1, 2]),
-            GroupId::WORLD,
-        ] {
-            assert_ne!(one, other);
-        }
-        assert_eq!(GroupId::WORLD.to_string(), "all ranks");
-        assert!(one.to_string().starts_with("group "));
-    }
-}

@@ -464,49 +464,6 @@ mod tests {
     use crate::lane::MemoryLane;
 
     #[test]
-    fn an_ended_link_keeps_what_was_read_and_not_its_lane() {
-        let mut cx = Context::from_waker(Waker::noop());
-        let (near, mut far) = MemoryLane::pair(1 << 12);
-        let mut link = Link::over(Box::new(near));
-        let words = Header::Welcome.encode();
-        let sent = far.poll_write(&mut cx, &[IoSlice::new(&words)]);
-        assert!(matches!(sent, Poll::Ready(Ok(count)) if count == words.len()));
-        link.let_go();
-        assert_eq!(link.kind(), "memory");
-        drop(far);
-        let Poll::Ready(Ok(held)) = link.poll_header(&mut cx) else {
-            panic!("it was sent before the end");
-        };
-        link.inbound = Some(Inbound::Held(held));
-        // It is looked behind what nobody wants, and there is the end.
-        while link.poll_ahead(&mut cx, 1 << 10).is_some() {}
-        assert!(link.has_ended() && link.is_up() && !link.is_over());
-        let near = link
-            .lane
-            .as_deref()
-            .map(|lane| format!("{lane:?}"))
-            .unwrap();
-        link.let_go();
-        let lane = link
-            .lane
-            .as_deref()
-            .map(|lane| format!("{lane:?}"))
-            .unwrap();
-        assert!(
-            !near.contains("EndedLane") && lane.contains("EndedLane"),
-            "{lane}"
-        );
-        assert!(link.has_ended() && matches!(link.inbound, Some(Inbound::Held(Header::Welcome))));
-        link.inbound = Some(Inbound::Header);
-        assert!(matches!(
-            link.poll_header(&mut cx),
-            Poll::Ready(Err(Stop::Ended(_)))
-        ));
-        link.end("the peer closed it".to_owned());
-        assert!(link.is_over());
-    }
-
-    #[test]
     fn nothing_comes_between_the_parts_of_a_frame_that_is_given_up() {
         let mut cx = Context::from_waker(Waker::noop());
         let (near, mut far) = MemoryLane::pair(8);

@@ -45,28 +45,3 @@ impl Scratch {
         self.words = Vec::new();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_grows_and_stays() {
-        let mut scratch = Scratch::default();
-        scratch.reserve(0);
-        assert!(scratch.bytes().is_empty());
-        scratch.reserve(9);
-        assert_eq!(scratch.bytes().len(), 16);
-        scratch.bytes_mut()[8] = 7;
-        scratch.reserve(16);
-        assert_eq!(scratch.bytes()[8], 7);
-        let place = scratch.bytes().as_ptr();
-        scratch.reserve(3);
-        assert_eq!(scratch.bytes().as_ptr(), place);
-        assert!(!scratch.try_reserve(usize::MAX));
-        assert!(scratch.try_reserve(24));
-        assert_eq!(scratch.bytes().len(), 24);
-        scratch.release();
-        assert!(scratch.bytes().is_empty());
-    }
-}

@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use common::value::{Value, combined, for_each_type, input};
-use common::{Fault, Group, Kind, until};
+use common::{Fault, Group, Kind, bodies, until};
 use kolo_collectives::record::{Outcome, Record};
 use kolo_collectives::schedule::{Algorithm, Tuning};
 use kolo_collectives::{CollectiveError, Communicator, ReduceOp};
-use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::ids::Rank;
 
 /// The neutral element of every operator, for every type, by every algorithm: the others see nothing of a rank that joined.
 fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
@@ -40,78 +40,72 @@ fn reduce_without<T: Value>(comm: &Communicator, gone: &[u32], length: usize) {
     }
 }
 
-/// Horovod: `test_horovod_join_allreduce` and `test_horovod_join_last_joined_rank`.
+/// By every algorithm, on lanes that hold little; and in shared memory, where operations begin the short way and go over the links when
+/// it is seen there that a rank has joined.
+///
+/// Horovod: `test_horovod_join_allreduce`.
 #[test]
-fn a_rank_that_joined_gives_what_changes_nothing() {
-    for (kind, world) in [2, 3, 4, 5, 8]
-        .into_iter()
-        .flat_map(|world| [(Kind::Memory, world), (Kind::Shared, world)])
-    {
-        for gone in [&[0][..], &[1], &[1, 2, 3]] {
-            if gone.iter().any(|rank| *rank >= world - 1) {
-                continue;
-            }
-            let group = Group::new(kind, world);
-            let last = group.run(|comm| {
-                if !gone.contains(&comm.rank().0) {
-                    // Each type with one length, and in other worlds with the other one.
-                    let types = for_each_type!(reduce_without).into_iter();
-                    for (number, without) in types.enumerate() {
-                        without(comm, gone, [1, 7][(number + world as usize) % 2]);
-                    }
-                }
-                comm.join().unwrap()
-            });
-            assert_eq!(last, vec![Rank(world - 1); world as usize]);
-        }
-    }
-}
-
-#[test]
-fn by_every_algorithm_and_on_lanes_that_hold_little() {
-    for force in Algorithm::ALL {
-        let group = Group::new(Kind::Narrow(100), 6);
+fn what_works_without_a_rank_works_by_every_algorithm_and_in_shared_memory() {
+    let forced = Algorithm::ALL.map(|force| (Kind::Narrow(100), Some(force)));
+    let chosen = [Kind::Memory, Kind::Shared].map(|kind| (kind, None));
+    for (kind, force) in forced.into_iter().chain(chosen) {
+        let group = Group::new(kind, 6);
         group.run(|comm| {
             comm.set_tuning(Tuning {
-                force: Some(force),
+                force,
                 ..Tuning::default()
             });
-            if comm.rank().0 % 3 != 1 {
-                reduce_without::<f32>(comm, &[1, 4], 50);
-                let root = Rank(3);
-                let mut data = [comm.rank().0];
-                comm.broadcast(&mut data, root).unwrap();
-                assert_eq!(data, [3]);
-                comm.barrier().unwrap();
-                let got = comm.all_gather_varcount(&[comm.rank().0]).unwrap();
-                assert_eq!(got.counts, [1, 0, 1, 1, 0, 1]);
-                assert_eq!(got.values, [0, 2, 3, 5]);
-                let got = comm.gather_varcount(&[comm.rank().0], root).unwrap();
-                assert_eq!(
-                    got.map(|got| got.values),
-                    (comm.rank() == root).then(|| vec![0, 2, 3, 5])
-                );
-                let me = comm.rank().0;
-                let buffers = [&[me][..], &[], &[me; 2]];
-                let got = comm.all_gather_grouped(&buffers).unwrap();
-                assert_eq!(got[0].values, [0, 2, 3, 5]);
-                assert_eq!(got[1].counts, [0; 6]);
-                assert_eq!(got[2].counts, [2, 0, 2, 2, 0, 2]);
-                let buffers: [(&[u64], usize); 2] = [(&[1; 6], 6), (&[2; 5], 5)];
-                let got = comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum);
-                let rows = comm.rows_of(5, comm.rank()).len();
-                assert_eq!(got.unwrap(), [vec![4], vec![8; rows]]);
-                let got: String = comm
-                    .broadcast_object((comm.rank() == root).then(|| "x".repeat(500)), root)
-                    .unwrap();
-                assert_eq!(got.len(), 500);
+            comm.barrier().unwrap();
+            for _ in 0..2 {
+                if comm.rank().0 % 3 != 1 {
+                    works_without_two_of_six(comm);
+                    if force.is_none() {
+                        for without in for_each_type!(reduce_without) {
+                            without(comm, &[1, 4], 7);
+                        }
+                    }
+                }
+                comm.join().unwrap();
             }
-            comm.join().unwrap()
         });
     }
 }
 
+/// Ranks 1 and 4 have joined.
+fn works_without_two_of_six(comm: &Communicator) {
+    let (me, root) = (comm.rank().0, Rank(3));
+    let is_root = comm.rank() == root;
+    reduce_without::<f32>(comm, &[1, 4], 50);
+    let mut sum = [0; 5];
+    comm.all_reduce_into(&[me; 5], &mut sum, ReduceOp::Sum)
+        .unwrap();
+    assert_eq!(sum, [10; 5]);
+    let mut data = [me];
+    comm.broadcast(&mut data, root).unwrap();
+    assert_eq!(data, [3]);
+    comm.barrier().unwrap();
+    let got = comm.all_gather_varcount(&[me]).unwrap();
+    assert_eq!(got.counts, [1, 0, 1, 1, 0, 1]);
+    assert_eq!(got.values, [0, 2, 3, 5]);
+    let got = comm.gather_varcount(&[me], root).unwrap();
+    assert_eq!(got.map(|got| got.values), is_root.then(|| vec![0, 2, 3, 5]));
+    let buffers = [&[me][..], &[], &[me; 2]];
+    let got = comm.all_gather_grouped(&buffers).unwrap();
+    assert_eq!(got[0].values, [0, 2, 3, 5]);
+    assert_eq!(got[1].counts, [0; 6]);
+    assert_eq!(got[2].counts, [2, 0, 2, 2, 0, 2]);
+    let buffers: [(&[u64], usize); 2] = [(&[1; 6], 6), (&[2; 5], 5)];
+    let got = comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum);
+    let rows = comm.rows_of(5, comm.rank()).len();
+    assert_eq!(got.unwrap(), [vec![4], vec![8; rows]]);
+    let text = is_root.then(|| "x".repeat(500));
+    let got: String = comm.broadcast_object(text, root).unwrap();
+    assert_eq!(got.len(), 500);
+}
+
 /// The rank that had most to do is the last one, and averages divide by the whole world.
+///
+/// Horovod: `test_horovod_join_last_joined_rank`.
 #[test]
 fn uneven_epochs_end_together_again_and_again() {
     for kind in [Kind::Unix, Kind::Shared] {
@@ -143,46 +137,9 @@ fn uneven_epochs(comm: &Communicator) {
     }
 }
 
-/// Operations begin in shared memory the short way, and go over the links when it is seen there that a rank has joined.
-#[test]
-fn operations_that_have_begun_in_shared_memory_go_on_without_a_rank_that_joined() {
-    for kind in [Kind::Shared, Kind::Memory] {
-        let group = Group::new(kind, 3);
-        group.run(|comm| {
-            comm.barrier().unwrap();
-            let me = comm.rank().0;
-            for round in 0..2_u32 {
-                if me == 1 {
-                    comm.join().unwrap();
-                    continue;
-                }
-                for root in [0, 2] {
-                    let mut data = [me + round; 5];
-                    comm.broadcast(&mut data, Rank(root)).unwrap();
-                    assert_eq!(data, [root + round; 5]);
-                    let mut data = [me + 1; 5];
-                    comm.reduce(&mut data, ReduceOp::Sum, Rank(root)).unwrap();
-                    assert_eq!(data, [if me == root { 4 } else { me + 1 }; 5]);
-                }
-                let mut sum = [0; 5];
-                comm.all_reduce_into(&[me + 1; 5], &mut sum, ReduceOp::Sum)
-                    .unwrap();
-                assert_eq!(sum, [4; 5]);
-                let mut rows = vec![0; comm.rows_of(5, comm.rank()).len()];
-                comm.reduce_scatter_into(&[me + 1; 5], 5, &mut rows, ReduceOp::Max)
-                    .unwrap();
-                assert!(rows.iter().all(|value| *value == 3), "{rows:?}");
-                comm.barrier().unwrap();
-                comm.join().unwrap();
-            }
-        });
-    }
-}
-
 /// Who waits in one group for the others to run out of data works in another one meanwhile.
 #[test]
 fn a_group_joins_while_another_one_works() {
-    const OPERATIONS: u32 = 30;
     for kind in [Kind::Memory, Kind::Unix, Kind::Shared] {
         let group = Group::new(kind, 4);
         let worked = AtomicU32::new(0);
@@ -196,12 +153,12 @@ fn a_group_joins_while_another_one_works() {
                         if me == Rank(3) {
                             until(|| worked.load(SeqCst) == 3);
                         }
-                        // Ranks 1 and 2 have nothing, and one batch; rank 3 comes late and has three.
-                        for batch in 0..[0, 0, 1, 3][me.index()] {
-                            let mut data = [1.0_f64, f64::from(me.0)];
+                        // Ranks 1 and 2 have one batch and none; rank 3 comes late and has three.
+                        for batch in 0..[0, 1, 0, 3][me.index()] {
+                            let mut data = [1.0_f64];
                             joining.all_reduce(&mut data, ReduceOp::Average).unwrap();
-                            let sums = if batch == 0 { [2.0, 5.0] } else { [1.0, 3.0] };
-                            assert_eq!(data, sums.map(|sum| sum / 3.0), "{kind:?}");
+                            let with_data = if batch == 0 { 2.0 } else { 1.0 };
+                            assert_eq!(data, [with_data / 3.0], "{kind:?}");
                         }
                         // As it is called in this group.
                         assert_eq!(joining.join(), Ok(Rank(0)), "{kind:?}");
@@ -217,20 +174,15 @@ fn a_group_joins_while_another_one_works() {
                 if joining.is_some() {
                     until(|| comm.records().iter().any(waits));
                 }
-                for number in 0..OPERATIONS {
+                for number in 0..30 {
                     let mut data = [me.0 + number];
                     working.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     assert_eq!(data, [3 * number + 3], "{kind:?}");
                 }
                 assert!(joining.is_none() || comm.records().iter().any(waits));
                 worked.fetch_add(1, SeqCst);
-                // And joins, too, when one of them has a batch more.
-                if me == Rank(0) {
-                    let mut data = [7_u32];
-                    working.all_reduce(&mut data, ReduceOp::Max).unwrap();
-                    assert_eq!(data, [7]);
-                }
-                assert_eq!(working.join(), Ok(Rank(1)), "{kind:?}");
+                // And joins, too.
+                working.join().unwrap();
             });
             // All ranks are still in step.
             assert_eq!(comm.all_gather(&[me.0]).unwrap(), [0, 1, 2, 3]);
@@ -261,38 +213,23 @@ fn adasum_without_a_rank_is_that_of_the_others() {
 /// `test_horovod_join_broadcast`.
 #[test]
 fn what_a_rank_without_data_can_not_do_fails_on_the_others_and_they_go_on() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
-    let cases: [(&str, Body); 9] = [
-        ("all_gather of 1 u8", |comm| {
-            comm.all_gather(&[1_u8]).map(drop)
-        }),
-        ("all_to_all of 1 u8", |comm| {
-            comm.all_to_all(&[1_u8; 3]).map(drop)
-        }),
-        ("gather of 1 u8 to root 0", |comm| {
-            comm.gather(&[1_u8], Rank(0)).map(drop)
-        }),
-        ("scatter of 1 u8 from root 0", |comm| {
-            comm.scatter(&[1_u8; 3], 1, Rank(0)).map(drop)
-        }),
-        ("broadcast of 1 u8 from root 1", |comm| {
-            comm.broadcast(&mut [1_u8], Rank(1))
-        }),
-        ("reduce(sum) of 1 u8 to root 1", |comm| {
-            comm.reduce(&mut [1_u8], ReduceOp::Sum, Rank(1))
-        }),
-        ("split", |comm| comm.split(Some(1), 0).map(drop)),
-        ("trace", |comm| comm.trace().map(drop)),
-        ("buffer of f32, shape [9]", |comm| {
-            comm.buffer::<f32>(9).map(drop)
-        }),
-    ];
+    let cases = bodies! { comm:
+        comm.all_gather(&[1_u8]) => "all_gather of 1 u8";
+        comm.all_to_all(&[1_u8; 3]) => "all_to_all of 1 u8";
+        comm.gather(&[1_u8], Rank(0)) => "gather of 1 u8 to root 0";
+        comm.scatter(&[1_u8; 3], 1, Rank(0)) => "scatter of 1 u8 from root 0";
+        comm.broadcast(&mut [1_u8], Rank(1)) => "broadcast of 1 u8 from root 1";
+        comm.reduce(&mut [1_u8], ReduceOp::Sum, Rank(1)) => "reduce(sum) of 1 u8 to root 1";
+        comm.split(Some(1), 0) => "split";
+        comm.trace() => "trace";
+        comm.buffer::<f32>(9) => "buffer of f32, shape [9]";
+    };
     for kind in [Kind::Memory, Kind::Unix, Kind::Shared] {
         let group = Group::new(kind, 3);
         group.run(|comm| {
             comm.barrier().unwrap();
             if comm.rank() != Rank(1) {
-                for (name, body) in cases {
+                for (body, name) in cases {
                     let error = body(comm).unwrap_err();
                     let text = format!("{name} is not possible: rank 1 has joined and has no data");
                     assert!(
@@ -304,11 +241,14 @@ fn what_a_rank_without_data_can_not_do_fails_on_the_others_and_they_go_on() {
                     comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     assert_eq!(data, [2], "{kind:?}, after {name}");
                 }
+                let error = comm.all_gather_object(&5_u32).unwrap_err();
+                assert!(error.to_string().contains("rank 1 has joined"), "{error}");
             }
             comm.join().unwrap();
-            for (_, body) in cases {
+            for (body, _) in cases {
                 body(comm).unwrap();
             }
+            assert_eq!(comm.all_gather_object(&()).unwrap(), [(); 3]);
         });
     }
 }
@@ -349,16 +289,6 @@ fn a_join_that_is_started_runs_by_itself_and_what_comes_after_it_waits() {
     });
 }
 
-#[test]
-fn a_join_that_others_do_not_follow_ends_by_the_time_limit() {
-    let group = Group::new(Kind::Unix, 3);
-    group.run(|comm| comm.barrier().unwrap());
-    group.set_timeout(Duration::from_millis(200));
-    let error = group.members[1].join().unwrap_err();
-    assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
-    assert!(error.to_string().contains("join"), "{error}");
-}
-
 /// Buffers in shared memory, whichever rank comes first, and whatever they did before.
 #[test]
 fn shared_buffers_are_reduced_without_ranks_that_joined() {
@@ -390,19 +320,6 @@ fn shared_buffers_are_reduced_without_ranks_that_joined() {
             }
         });
     }
-}
-
-#[test]
-fn a_rank_that_joined_has_no_object_to_give() {
-    let group = Group::new(Kind::Memory, 2);
-    group.run(|comm| {
-        if comm.rank() == Rank(1) {
-            let error = comm.all_gather_object(&5_u32).unwrap_err();
-            assert!(error.to_string().contains("rank 0 has joined"), "{error}");
-        }
-        comm.join().unwrap();
-        assert_eq!(comm.all_gather_object(&()).unwrap(), [(), ()]);
-    });
 }
 
 /// What a joined rank asks for is no other operation than that of a rank whose deadline has passed.
@@ -510,31 +427,6 @@ fn a_rank_whose_join_failed_is_waited_for_by_names() {
         let error = late.join().unwrap_err();
         assert!(matches!(error, CollectiveError::Deadline { .. }), "{error}");
         group.set_timeout(common::LONG);
-        sums_with_a_rank_that_is_late(&group, joins);
-    }
-}
-
-#[test]
-fn a_join_counts_for_no_name_of_the_next_call() {
-    for joins in [0, 1] {
-        let group = Group::new(Kind::Unix, 2);
-        for comm in &group.members {
-            comm.set_stall_after(Duration::from_millis(10));
-            comm.begin_call(CallId(1));
-        }
-        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
-        let late = &group.members[joins];
-        std::thread::scope(|scope| {
-            let join = scope.spawn(|| late.join());
-            // It takes part, so it has joined.
-            let sum = group.members[1 - joins].named("sum");
-            assert_eq!(sum.all_reduce(vec![1], ReduceOp::Sum).wait(), Ok(vec![1]));
-            late.abort_call(CallId(1), "user code panicked");
-            join.join().unwrap().unwrap_err();
-        });
-        for comm in &group.members {
-            comm.begin_call(CallId(2));
-        }
         sums_with_a_rank_that_is_late(&group, joins);
     }
 }

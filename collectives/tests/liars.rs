@@ -7,16 +7,16 @@ mod common;
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use common::victim::{NoConnector, right, runtime, victim, write};
-use common::{GENERATION, JOB, LONG};
+use common::victim::{NoConnector, lonely, right, runtime, write};
+use common::{GENERATION, JOB, LONG, bodies};
 use kolo_collectives::header::{Data, HEADER, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::{
-    Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError,
+    Acceptor, CollectiveError, Communicator, Connector, GroupId, Handle, Lane, LaneError,
 };
 use kolo_transport::ids::Rank;
 use proptest::prelude::*;
@@ -94,45 +94,29 @@ impl Connector for LiarsConnector {
 /// every operation that begins with lengths.
 #[test]
 fn lengths_that_no_memory_holds_are_refused() {
-    type Body = fn(&Communicator) -> Result<(), CollectiveError>;
     const SAID: usize = Liar::SAID;
-    let bodies: [(&str, Body); 8] = [
-        ("all_gather_varcount", |comm| {
-            let mine = vec![1_i32; SAID * comm.rank().index()];
-            comm.all_gather_varcount(&mine).map(drop)
-        }),
-        ("gather_varcount", |comm| {
-            comm.gather_varcount(&[1_u8; SAID], Rank(0)).map(drop)
-        }),
-        ("scatter_varcount", |comm| {
-            let data = [0_u64; SAID + 1];
-            comm.scatter_varcount(&data, &[SAID, 1], Rank(1)).map(drop)
-        }),
-        ("all_to_all_varcount", |comm| {
-            comm.all_to_all_varcount(&[1_u8; SAID + 1], &[SAID, 1])
-                .map(drop)
-        }),
-        ("broadcast_object", |comm| {
-            // Three bytes say what and how long it is.
-            let value = "x".repeat(SAID - 3);
-            comm.broadcast_object(Some(value), Rank(1)).map(drop)
-        }),
-        ("all_gather_object", |comm| {
-            let length = if comm.rank() == Rank(0) { 5 } else { SAID - 3 };
-            comm.all_gather_object(&"x".repeat(length)).map(drop)
-        }),
-        ("receive", |comm| match comm.rank() {
+    // Three bytes say what an object is and how long.
+    fn text(length: usize) -> String {
+        "x".repeat(length - 3)
+    }
+    let bodies = bodies! { comm:
+        comm.all_gather_varcount(&vec![1_i32; SAID * comm.rank().index()]) => "all_gather_varcount";
+        comm.gather_varcount(&[1_u8; SAID], Rank(0)) => "gather_varcount";
+        comm.scatter_varcount(&[0_u64; SAID + 1], &[SAID, 1], Rank(1)) => "scatter_varcount";
+        comm.all_to_all_varcount(&[1_u8; SAID + 1], &[SAID, 1]) => "all_to_all_varcount";
+        comm.broadcast_object(Some(text(SAID)), Rank(1)) => "broadcast_object";
+        comm.all_gather_object(&text([8, SAID][comm.rank().index()])) => "all_gather_object";
+        match comm.rank() {
             Rank(0) => comm.receive::<u16>(Rank(1)).map(drop),
             _ => comm.send(&[1_u16; SAID], Rank(0)),
-        }),
-        ("receive_into", |comm| match comm.rank() {
+        } => "receive";
+        match comm.rank() {
             Rank(0) => comm.receive_into(&mut [0_i8; SAID], Rank(1)),
             _ => comm.send(&[1_i8; SAID], Rank(0)),
-        }),
-    ];
+        } => "receive_into";
+    };
     let runtime = runtime();
-    let lie = |says, body: Body| lied_to(&runtime, says, body);
-    for (name, body) in bodies {
+    for (body, name) in bodies {
         for says in [
             SAID as u64,
             1 << 50,
@@ -141,7 +125,7 @@ fn lengths_that_no_memory_holds_are_refused() {
             u64::MAX - 8,
             u64::MAX,
         ] {
-            let result = lie(says, body);
+            let result = lied_to(&runtime, says, body);
             if says == SAID as u64 {
                 assert_eq!(result, Ok(()), "{name}: who does not lie is believed");
                 continue;
@@ -193,51 +177,54 @@ fn more_values_than_can_have_come_along_are_refused() {
     );
 }
 
-/// Rank 1 wants a link for some group, gets none, and its connector knows which it was.
-#[derive(Debug, Default)]
-struct Curious(Mutex<Option<GroupId>>);
+/// Makes links, and hands the other ends out with the groups that they are for.
+#[derive(Debug)]
+struct Hands(Sender<(GroupId, MemoryLane)>);
 
-impl Connector for Curious {
+impl Connector for Hands {
     fn connect(&self, peer: Rank) -> Connecting {
         self.connect_group(peer, GroupId::WORLD)
     }
 
     fn connect_group(&self, _peer: Rank, group: GroupId) -> Connecting {
-        *self.0.lock().unwrap() = Some(group);
-        Box::pin(async {
-            Err(LaneError::Unreachable {
-                reason: "it only wanted to know".to_owned(),
-            })
-        })
+        let (mine, theirs) = MemoryLane::pair(1 << 20);
+        self.0.send((group, theirs)).unwrap();
+        Box::pin(async move { Ok(Box::new(mine) as Box<dyn Lane>) })
     }
 }
 
-/// The group over whose links named operations are negotiated.
-fn group_of_names(runtime: &Runtime) -> GroupId {
-    static GROUP: OnceLock<GroupId> = OnceLock::new();
-    *GROUP.get_or_init(|| ask_for_group_of_names(runtime))
+/// Rank 1 waits in a named barrier. The group over whose links it is negotiated, and the other end of the link.
+fn waits_by_name(runtime: &Runtime) -> (Communicator, Handle<()>, (GroupId, MemoryLane)) {
+    let (sender, lanes) = channel();
+    let (connector, handle) = (Arc::new(Hands(sender)), runtime.handle().clone());
+    let comm = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
+    let waiting = comm.named("w").barrier();
+    (comm, waiting, lanes.recv().unwrap())
 }
 
-fn ask_for_group_of_names(runtime: &Runtime) -> GroupId {
-    let connector = Arc::new(Curious::default());
-    let handle = runtime.handle().clone();
-    let as_connector = Arc::clone(&connector) as Arc<dyn Connector>;
-    let comm = Communicator::new(Rank(1), 2, GENERATION, JOB, as_connector, handle).unwrap();
-    comm.named("a").barrier().wait().unwrap_err();
-    connector.0.lock().unwrap().unwrap()
+/// As rank 0, which has a link for names.
+fn is_asked_by_name(runtime: &Runtime) -> (Communicator, Handle<()>, MemoryLane) {
+    static GROUP: OnceLock<GroupId> = OnceLock::new();
+    let group = *GROUP.get_or_init(|| waits_by_name(runtime).2.0);
+    let comm = lonely(runtime, 0);
+    let waiting = comm.named("w").barrier();
+    let (mine, theirs) = MemoryLane::pair(1 << 20);
+    comm.acceptor()
+        .accept_group(group, Rank(1), Box::new(mine))
+        .unwrap();
+    (comm, waiting, theirs)
+}
+
+/// A message for or from a coordinator, with its length.
+fn message(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
 }
 
 /// A rank that never stops asking for new names is left, and what the others wait for ends.
 #[test]
 fn names_without_end_are_refused() {
     let runtime = runtime();
-    let group = group_of_names(&runtime);
-    let (comm, _lane) = victim(&runtime, 0);
-    let waiting = comm.named("w").barrier();
-    let (mine, mut theirs) = MemoryLane::pair(1 << 20);
-    comm.acceptor()
-        .accept_group(group, Rank(1), Box::new(mine))
-        .unwrap();
+    let (_comm, waiting, mut theirs) = is_asked_by_name(&runtime);
     let operation = Header::Ask(Data {
         length: 0,
         ..right()
@@ -248,23 +235,19 @@ fn names_without_end_are_refused() {
         loop {
             // MessagePack: {"Ask": {key: (call, name), request: {operation, limit: {secs, nanos}, serial, epoch}}} as arrays and maps of
             // serde's making.
-            let name = format!("{sent:08}");
-            let mut message = vec![0x81, 0xa3];
-            message.extend_from_slice(b"Ask");
-            message.extend_from_slice(&[0x92, 0x92, 0, 0xa8]);
-            message.extend_from_slice(name.as_bytes());
-            message.extend_from_slice(&[0x94, 0xdc, 0, HEADER as u8]);
+            let mut ask = b"\x81\xa3Ask\x92\x92\0\xa8".to_vec();
+            ask.extend_from_slice(format!("{sent:08}").as_bytes());
+            ask.extend_from_slice(&[0x94, 0xdc, 0, HEADER as u8]);
             for byte in operation {
                 if byte > 0x7f {
-                    message.push(0xcc);
+                    ask.push(0xcc);
                 }
-                message.push(byte);
+                ask.push(byte);
             }
-            message.extend_from_slice(&[0x92, 0xce, 0, 0xff, 0xff, 0xff, 0, 0xce]);
-            message.extend_from_slice(&(sent + 1).to_be_bytes());
-            message.push(0);
-            let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
-            bytes.extend_from_slice(&message);
+            ask.extend_from_slice(&[0x92, 0xce, 0, 0xff, 0xff, 0xff, 0, 0xce]);
+            ask.extend_from_slice(&(sent + 1).to_be_bytes());
+            ask.push(0);
+            let bytes = message(&ask);
             let mut rest = &bytes[..];
             while !rest.is_empty() {
                 match poll_fn(|cx| theirs.poll_write(cx, &[IoSlice::new(rest)])).await {
@@ -287,40 +270,17 @@ fn names_without_end_are_refused() {
     );
 }
 
-/// Makes links, and hands the other ends out.
-#[derive(Debug)]
-struct Hands(Sender<MemoryLane>);
-
-impl Connector for Hands {
-    fn connect(&self, _peer: Rank) -> Connecting {
-        let (mine, theirs) = MemoryLane::pair(1 << 20);
-        self.0.send(theirs).unwrap();
-        Box::pin(async move { Ok(Box::new(mine) as Box<dyn Lane>) })
-    }
-
-    fn connect_group(&self, peer: Rank, _group: GroupId) -> Connecting {
-        self.connect(peer)
-    }
-}
-
 /// Rank 0 says with which number named operations run.
 #[test]
 fn a_number_that_no_frame_holds_is_refused() {
     for number in [1 << 48, u64::MAX] {
         let runtime = runtime();
-        let (sender, lanes) = channel();
-        let handle = runtime.handle().clone();
-        let connector = Arc::new(Hands(sender));
-        let comm = Communicator::new(Rank(1), 2, GENERATION, JOB, connector, handle).unwrap();
-        let waiting = comm.named("w").barrier();
-        let mut zero = lanes.recv().unwrap();
+        let (_comm, waiting, (_, mut zero)) = waits_by_name(&runtime);
         // MessagePack: {"Run": [call, number, heard, follows, ["w"]]}.
-        let mut message = b"\x81\xa3Run\x95\0\xcf".to_vec();
-        message.extend_from_slice(&u64::to_be_bytes(number));
-        message.extend_from_slice(b"\x7f\xc0\x91\xa1w");
-        let mut bytes = (message.len() as u32).to_le_bytes().to_vec();
-        bytes.extend_from_slice(&message);
-        write(&runtime, &mut zero, &bytes);
+        let mut run = b"\x81\xa3Run\x95\0\xcf".to_vec();
+        run.extend_from_slice(&u64::to_be_bytes(number));
+        run.extend_from_slice(b"\x7f\xc0\x91\xa1w");
+        write(&runtime, &mut zero, &message(&run));
         let error = waiting.wait().unwrap_err().to_string();
         assert!(error.contains(&format!("the number {number}")), "{error}");
     }
@@ -336,16 +296,8 @@ proptest! {
         noise in prop::collection::vec(any::<u8>(), 0..100),
     ) {
         let runtime = runtime();
-        let group = group_of_names(&runtime);
-        let (comm, _lane) = victim(&runtime, 0);
-        let waiting = comm.named("w").barrier();
-        let (mine, mut theirs) = MemoryLane::pair(1 << 20);
-        comm.acceptor().accept_group(group, Rank(1), Box::new(mine)).unwrap();
-        let mut bytes = Vec::new();
-        for message in messages {
-            bytes.extend_from_slice(&(message.len() as u32).to_le_bytes());
-            bytes.extend_from_slice(&message);
-        }
+        let (_comm, waiting, mut theirs) = is_asked_by_name(&runtime);
+        let mut bytes: Vec<u8> = messages.iter().flat_map(|one| message(one)).collect();
         bytes.extend_from_slice(&noise);
         write(&runtime, &mut theirs, &bytes);
         drop(theirs);

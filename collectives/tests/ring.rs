@@ -1,23 +1,19 @@
-//! Links inside a host over rings in shared memory: what goes through them, and what they leave behind.
+//! Links inside a host over rings in shared memory. (What they leave behind when a rank is killed: `kills`.)
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::future::{Future, poll_fn};
-use std::io::{IoSlice, Read, Seek, Write};
-use std::os::fd::AsFd;
+use std::future::poll_fn;
+use std::io::IoSlice;
 use std::os::unix::net::UnixStream;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 use common::{LONG, hello};
 use kolo_collectives::lane::UnixLane;
 use kolo_collectives::{Lane, LaneError};
-use kolo_transport::direct;
 use kolo_transport::ids::Rank;
 use proptest::prelude::*;
 use tokio::runtime::Runtime;
@@ -160,66 +156,6 @@ proptest! {
     }
 }
 
-/// Small numbers that look random, the same in every run.
-fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
-    let mut random = 0x9e37_79b9_7f4a_7c15 ^ (seed << 17);
-    move |limit| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % limit
-    }
-}
-
-/// Pauses are about as long as a thread looks before it sleeps: what comes meets looks, last looks and sleeps.
-#[test]
-fn bytes_arrive_between_threads_that_look_before_they_sleep() {
-    const ROUNDS: usize = 3000;
-    let (one, two) = UnixStream::pair().unwrap();
-    let converse_directly = |socket, rank: u32| {
-        let runtime = runtime();
-        let own = hello(Rank(rank));
-        let mut lane = runtime
-            .block_on(async {
-                let lane = UnixLane::from_std(socket).unwrap();
-                lane.greeted(&own, Rank(1 - rank), LONG).await
-            })
-            .unwrap();
-        assert_eq!(lane.kind(), "shm-ring");
-        let (own, theirs) = (rank as u8, 1 - rank as u8);
-        // The same on both sides, so that they know what comes; the pauses are each one's own.
-        let (mut length, mut pause) = (numbers(2), numbers(u64::from(rank)));
-        for round in 0..ROUNDS {
-            let count = match length(128) {
-                // More than a ring holds: who writes waits, too.
-                0 => 600_000 + length(400_000) as usize,
-                1..=9 => 1 + length(70_000) as usize,
-                _ => 1 + length(200) as usize,
-            };
-            // One alone, the other alone, both at once.
-            let speaks = |rank| round % 3 != rank as usize;
-            let writes: &[usize] = if speaks(rank) { &[count] } else { &[] };
-            let total = if speaks(1 - rank) { count } else { 0 };
-            if speaks(rank) {
-                std::thread::sleep(Duration::from_micros(pause(200)));
-            }
-            let end = Instant::now() + LONG;
-            let mut talk = pin!(converse(&mut lane, (own, theirs), writes, &[9000], total));
-            let looks = poll_fn(|cx| {
-                let polled = talk.as_mut().poll(cx);
-                let is_late = polled.is_pending() && Instant::now() > end;
-                assert!(!is_late, "rank {rank} was not woken in round {round}");
-                polled
-            });
-            direct::block_on(|| Some(end), || true, looks).unwrap();
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| converse_directly(one, 0));
-        scope.spawn(|| converse_directly(two, 1));
-    });
-}
-
 async fn write(lane: &mut UnixLane, mut bytes: &[u8]) -> Result<(), LaneError> {
     while !bytes.is_empty() {
         let count = poll_fn(|cx| lane.poll_write(cx, &[IoSlice::new(bytes)])).await?;
@@ -239,48 +175,6 @@ async fn read(lane: &mut UnixLane, count: usize) -> Result<Vec<u8>, LaneError> {
     }
     bytes.truncate(got);
     Ok(bytes)
-}
-
-fn file(text: &str) -> std::fs::File {
-    let fd = rustix::fs::memfd_create("kolo-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    let mut file = std::fs::File::from(fd);
-    file.write_all(text.as_bytes()).unwrap();
-    file.rewind().unwrap();
-    file
-}
-
-#[test]
-fn a_descriptor_is_there_with_its_bytes() {
-    runtime().block_on(async {
-        let [mut one, mut two] = pair([false; 2]).await;
-        assert!(two.take_descriptor().is_none());
-        for round in 0..5 {
-            // Whoever sleeps before is woken by bytes on the socket, too.
-            let before = vec![1; round * 50_000];
-            let text = format!("file {round}");
-            let passed = file(&text);
-            let ((), got) = tokio::join!(
-                async {
-                    write(&mut one, &before).await.unwrap();
-                    let fd = passed.as_fd();
-                    let count = poll_fn(|cx| one.poll_write_with(cx, b"here", fd)).await;
-                    assert_eq!(count.unwrap(), 4);
-                    write(&mut one, &[3; 9]).await.unwrap();
-                },
-                async {
-                    assert_eq!(read(&mut two, before.len()).await.unwrap(), before);
-                    assert_eq!(read(&mut two, 4).await.unwrap(), b"here");
-                    let fd = two.take_descriptor().unwrap();
-                    assert!(two.take_descriptor().is_none());
-                    assert_eq!(read(&mut two, 9).await.unwrap(), [3; 9]);
-                    fd
-                }
-            );
-            let mut said = String::new();
-            std::fs::File::from(got).read_to_string(&mut said).unwrap();
-            assert_eq!(said, text);
-        }
-    });
 }
 
 #[derive(Debug, Default)]
@@ -344,54 +238,5 @@ fn what_was_written_before_the_end_is_read_and_then_the_link_ends() {
             drop(two);
         });
         assert!(matches!(result, Err(LaneError::Ended { .. })), "{result:?}");
-    });
-}
-
-/// The maps of this process that are rings' memory, and their pages that are there, in bytes.
-fn maps() -> (usize, usize) {
-    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut count, mut resident, mut is_ring) = (0, 0, false);
-    for line in text.lines() {
-        if line.contains('-') && line.contains(' ') && !line.starts_with(char::is_uppercase) {
-            is_ring = line.contains("memfd:kolo-ring");
-            count += usize::from(is_ring);
-        } else if is_ring && let Some(size) = line.strip_prefix("Rss:") {
-            let kib = size.trim().trim_end_matches(" kB");
-            resident += kib.parse::<usize>().unwrap() << 10;
-        }
-    }
-    (count, resident)
-}
-
-/// In a process of its own: other tests have rings, too.
-#[test]
-fn links_are_small_and_leave_nothing() {
-    if std::env::var_os("KOLO_TEST_CHILD").is_none() {
-        let own = std::env::current_exe().unwrap();
-        let done = std::process::Command::new(own)
-            .args(["links_are_small_and_leave_nothing", "--exact"])
-            .env("KOLO_TEST_CHILD", "1")
-            .output()
-            .unwrap();
-        assert!(done.status.success(), "{done:?}");
-        return;
-    }
-    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let runtime = runtime();
-    runtime.block_on(async {
-        let before = fds();
-        assert_eq!(maps(), (0, 0));
-        let mut links = Vec::new();
-        for _ in 0..4 {
-            let mut lanes = pair([false; 2]).await;
-            talk(&mut lanes, [&[64, 64], &[64]], [&[64], &[64]]).await;
-            links.push(lanes);
-        }
-        assert_eq!(fds(), before + 8, "a link has its socket alone");
-        let (count, resident) = maps();
-        assert_eq!(count, 8, "both ends are in this process");
-        assert!(resident <= 8 * (48 << 10), "{resident} bytes for 4 links");
-        drop(links);
-        assert_eq!((fds(), maps()), (before, (0, 0)));
     });
 }

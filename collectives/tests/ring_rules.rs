@@ -6,10 +6,11 @@
 #![allow(clippy::unwrap_used)]
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex, Notify};
 use loom::thread;
 
+#[path = "common/flag.rs"]
+mod flag;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../src/shm/ring.rs"]
 mod ring;
@@ -22,39 +23,9 @@ mod shm {
     pub(crate) use super::rules;
 }
 
+use flag::Flag;
 use ring::{Reader, Words, Writer};
 use rules::Word;
-
-/// As in `shared_rules.rs`: loom knows one total order for fences alone.
-struct Count(AtomicU64);
-
-impl Count {
-    fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-}
-
-impl Word for Count {
-    fn get(&self) -> u64 {
-        fence(Ordering::SeqCst);
-        self.0.load(Ordering::Acquire)
-    }
-
-    fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-        fence(Ordering::SeqCst);
-    }
-
-    fn put(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-    }
-
-    fn advance(&self) {
-        fence(Ordering::SeqCst);
-        self.0.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-    }
-}
 
 /// One way of a socket: what was sent and not yet read, and whether the sender is gone.
 struct Socket {
@@ -96,11 +67,11 @@ impl Socket {
 }
 
 struct Memory {
-    tail: Count,
-    base: Count,
-    head: Count,
-    writer_sleeps: Count,
-    reader_sleeps: Count,
+    tail: Flag,
+    base: Flag,
+    head: Flag,
+    writer_sleeps: Flag,
+    reader_sleeps: Flag,
     bytes: Vec<UnsafeCell<u8>>,
     to_reader: Socket,
     to_writer: Socket,
@@ -109,18 +80,18 @@ struct Memory {
 impl Memory {
     fn new(size: usize) -> Arc<Self> {
         Arc::new(Self {
-            tail: Count::new(),
-            base: Count::new(),
-            head: Count::new(),
-            writer_sleeps: Count::new(),
-            reader_sleeps: Count::new(),
+            tail: Flag::new(),
+            base: Flag::new(),
+            head: Flag::new(),
+            writer_sleeps: Flag::new(),
+            reader_sleeps: Flag::new(),
             bytes: (0..size).map(|_| UnsafeCell::new(0)).collect(),
             to_reader: Socket::new(),
             to_writer: Socket::new(),
         })
     }
 
-    fn words(&self) -> Words<'_, Count> {
+    fn words(&self) -> Words<'_, Flag> {
         Words {
             tail: &self.tail,
             base: &self.base,

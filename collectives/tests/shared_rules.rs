@@ -6,49 +6,21 @@
 #![allow(clippy::unwrap_used)]
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::{AtomicU64, Ordering, fence};
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
+#[path = "common/flag.rs"]
+mod flag;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../src/shm/rules.rs"]
 mod rules;
 
+use flag::Flag;
 use rules::{
     Word, all_have_sliced, attach, give, give_up, has_given, holds, ignore, leave, listen,
     may_begin, may_give, may_take, ring, ring_anyway, slice, take_back,
 };
-
-/// A flag. Loom knows one total order for fences alone.
-struct Flag(AtomicU64);
-
-impl Flag {
-    fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-}
-
-impl Word for Flag {
-    fn get(&self) -> u64 {
-        fence(Ordering::SeqCst);
-        self.0.load(Ordering::Acquire)
-    }
-
-    fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-        fence(Ordering::SeqCst);
-    }
-
-    fn put(&self, value: u64) {
-        self.0.store(value, Ordering::Release);
-    }
-
-    fn advance(&self) {
-        fence(Ordering::SeqCst);
-        self.0.fetch_add(1, Ordering::AcqRel);
-        fence(Ordering::SeqCst);
-    }
-}
 
 struct Memory {
     flags: [Flag; 2],

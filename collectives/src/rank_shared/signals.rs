@@ -422,23 +422,3 @@ impl Drop for Wanted<'_> {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_given_up_before_its_turn_keeps_its_number_when_another_one_is_given() {
-        let signals = Signals::new(2, None);
-        assert!(signals.go_to(Tag::new(0, 4)));
-        signals.lock().cancelled.push("barrier");
-        assert!(signals.go_to(Tag::new(0, 5)));
-        let mut state = signals.lock();
-        assert!(state.needs_attendant() && !state.is_calm(state.choice.version));
-        assert_eq!(state.take_cancelled(), [(Tag::new(0, 4), "barrier")]);
-        assert!(!state.needs_attendant() && state.is_calm(state.choice.version));
-        assert_eq!(state.take_number(), Tag::new(0, 5));
-        state.cancelled.push("join");
-        assert_eq!(state.take_cancelled(), [(Tag::new(0, 6), "join")]);
-    }
-}

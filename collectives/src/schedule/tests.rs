@@ -25,8 +25,9 @@ const ROOTED: [Kind; 4] = [Kind::Reduce, Kind::Gather, Kind::Scatter, Kind::Broa
 fn check_all(layout: &Layout) {
     let world = layout.world();
     let n = world as usize;
-    // What goes wrong goes wrong in few ranks: of more, some cases.
-    let picks = |index: usize| n <= 9 || (index + n).is_multiple_of(3);
+    // What goes wrong goes wrong in few ranks: of more, some cases; of many, one of five.
+    let step = if n <= 20 { 3 } else { 5 };
+    let picks = |index: usize| n <= 9 || (index + n).is_multiple_of(step);
     let roots = if n <= 9 {
         (0..world).collect()
     } else {

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use kolo_transport::ids::{Generation, JobId, Rank};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -84,8 +84,9 @@ fn check_all<T: Element + From<u8>>(world: usize) {
         }
         for (index, given) in lengths.into_iter().enumerate() {
             let case = Case::<T>::new(kind, world, index % world, given);
-            // By itself, and some in a row.
-            for times in [1, 2] {
+            // By itself, and two in a row; the longest ones only so.
+            let is_longest = given > of(COPIED) + 77 * unit;
+            for times in 1 + u64::from(is_longest)..=2 {
                 case.play(&mut ranks, operation..operation + times, &mut numbers);
                 operation += times;
             }
@@ -156,10 +157,6 @@ fn nothing_outside_a_place_is_touched() {
 
 const TAG: Tag = Tag::new(0, 0);
 
-fn three() -> [Arena; 3] {
-    ranks(3, false).try_into().unwrap()
-}
-
 /// A peer that says that its buffer is elsewhere is named, and nothing is read there.
 #[test]
 fn buffers_outside_the_memory_are_a_broken_protocol() {
@@ -224,7 +221,7 @@ fn noise_of_a_peer_does_no_harm() {
 #[test]
 fn who_ends_well_has_the_right_sum() {
     let mut numbers = Numbers(13);
-    for _ in 0..30 {
+    for _ in 0..12 {
         let mut ranks = pair();
         // Where each is: the number of its operation, and whether it is in it.
         let mut at = [(0_u64, false); 2];
@@ -307,7 +304,7 @@ fn who_gives_up_before_giving_holds_nobody() {
     let request = sum(300);
     let input = vec![1; 300];
     let mut result = vec![0_u8; 300];
-    let [mut one, mut other, mut slow] = three();
+    let [mut one, mut other, mut slow]: [Arena; 3] = ranks(3, false).try_into().unwrap();
     for rank in [&mut one, &mut other, &mut slow] {
         rank.begin(tag(0), &request, false, &[], &input, &mut [])
             .unwrap();
@@ -497,86 +494,4 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
             assert_eq!(bytes[bytes.len() - 1], u8::from(last), "{request}");
         }
     }
-}
-
-/// Ranks that run for themselves, any of which may give up at any time: who ends well has the right sum.
-#[test]
-fn threads_that_give_up_at_any_moment_never_spoil_a_sum() {
-    const ROUNDS: u64 = 200;
-    /// Who panics is not waited for.
-    struct Failed<'a>(&'a AtomicBool);
-    impl Drop for Failed<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_or(std::thread::panicking(), Ordering::SeqCst);
-        }
-    }
-    let (arrived, failed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let ended = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for (me, mut arena) in (0..).zip(three()) {
-            let (arrived, failed, ended) = (&arrived, &failed, &ended);
-            scope.spawn(move || {
-                let _failed = Failed(failed);
-                let mut numbers = Numbers(me);
-                let mut buffer = arena.buffer::<u8>(200_000).unwrap();
-                for round in 0..ROUNDS {
-                    if round % 10 == 0 {
-                        arrived.fetch_add(1, Ordering::SeqCst);
-                        let all = 3 * (round / 10 + 1);
-                        while arrived.load(Ordering::SeqCst) < all {
-                            assert!(!failed.load(Ordering::SeqCst), "another thread failed");
-                            std::thread::yield_now();
-                        }
-                    }
-                    let tag = tag(round);
-                    let value = (round * 5 + me) as u8;
-                    let expected = (round * 15 + 3) as u8;
-                    let patience = match numbers.below(3) {
-                        0 => 1 + numbers.below(50),
-                        _ => 5000,
-                    };
-                    let length = [5, 300, 20_000, 200_000, 200_000][round as usize / 4 % 5];
-                    let mut input = vec![value; length];
-                    let in_buffer = round / 4 % 5 == 4;
-                    let begun = if in_buffer {
-                        buffer.fill(value);
-                        buffer.taint();
-                        let place = halves(&arena, &buffer);
-                        arena.begin_buffers(tag, &sum(length as u64), place, &buffer)
-                    } else {
-                        arena.begin(tag, &sum(length as u64), false, &[], &input, &mut [])
-                    };
-                    let mut outcome = begun.unwrap();
-                    for _ in 0..patience {
-                        if outcome != Outcome::Pending {
-                            break;
-                        }
-                        std::thread::yield_now();
-                        let given = if in_buffer { &buffer[..] } else { &input[..] };
-                        outcome = arena.advance(given, &mut []).unwrap();
-                    }
-                    if outcome == Outcome::Pending {
-                        arena.leave();
-                        assert!(!in_buffer || buffer.iter().all(|byte| *byte == value));
-                        continue;
-                    }
-                    ended.fetch_add(1, Ordering::SeqCst);
-                    if in_buffer {
-                        arena.leave();
-                        buffer.turn();
-                        assert!(buffer.iter().all(|byte| *byte == expected), "{tag}");
-                    } else {
-                        if numbers.below(3) == 0 {
-                            // The others may want to give the next data meanwhile.
-                            let pause = numbers.below(1500) as u64;
-                            std::thread::sleep(std::time::Duration::from_micros(pause));
-                        }
-                        arena.store(&[], Own::Given, &mut input);
-                        assert!(input.iter().all(|byte| *byte == expected), "{tag}");
-                    }
-                }
-            });
-        }
-    });
-    assert!(ended.into_inner() > 20);
 }

@@ -1,5 +1,5 @@
 //! Groups for tests, over memory lanes or Unix sockets, with lanes that fail on demand.
-#![allow(dead_code, clippy::float_cmp)] // each test file uses its part
+#![allow(dead_code, unused_macros, clippy::float_cmp)] // each test file uses its part
 
 pub(crate) mod network;
 pub(crate) mod value;
@@ -45,6 +45,8 @@ pub(crate) enum Kind {
     Quic,
     /// As [`Kind::Shared`], but this rank says that they don't.
     Unshared(u32),
+    /// As [`Kind::Shared`], but this rank never gets to know.
+    Undecided(u32),
 }
 
 /// What a lane does wrong. Shared with the test.
@@ -291,8 +293,11 @@ impl Connector for TestConnector {
 
     fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
         let shares = match self.hub.kind {
-            Kind::Shared => true,
             Kind::Unshared(rank) => rank != self.rank.0,
+            Kind::Undecided(rank) if rank == self.rank.0 => {
+                return Some(Box::pin(std::future::pending()));
+            }
+            Kind::Shared | Kind::Undecided(_) => true,
             _ => return None,
         };
         Some(Box::pin(async move { shares }))
@@ -327,7 +332,7 @@ impl Connector for TestConnector {
                     (Box::new(mine), Box::new(theirs))
                 }
                 Kind::Tls | Kind::Quic => hub.link(rank, peer, group).await?,
-                Kind::Unix | Kind::Ring | Kind::Shared | Kind::Unshared(_) => {
+                Kind::Unix | Kind::Ring | Kind::Shared | Kind::Unshared(_) | Kind::Undecided(_) => {
                     let (mine, theirs) = UnixStream::pair().unwrap();
                     let (mine_hello, theirs_hello) = (hello(rank).of_group(group), hello(peer));
                     let open = |socket| {
@@ -452,6 +457,23 @@ impl Group {
         run(&self.members, body)
     }
 }
+
+/// What a rank does.
+pub(crate) type Body = fn(&Communicator) -> Result<(), CollectiveError>;
+
+pub(crate) fn done<T>(result: Result<T, CollectiveError>) -> Result<(), CollectiveError> {
+    result.map(drop)
+}
+
+/// A table of what ranks do, each with a word about it.
+macro_rules! bodies {
+    ($comm:ident: $($body:expr => $word:expr;)*) => {[$({
+        let body: $crate::common::Body = |$comm| $crate::common::done($body);
+        (body, $word)
+    }),*]};
+}
+#[allow(unused_imports)] // each test file uses its part
+pub(crate) use bodies;
 
 /// Waits for something that is sure to come.
 pub(crate) fn until(mut is_so: impl FnMut() -> bool) {

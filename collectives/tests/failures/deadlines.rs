@@ -43,7 +43,6 @@ fn the_deadline_names_all_ranks_that_did_not_come() {
     let algorithms = [None, Some(Algorithm::Ring), Some(Algorithm::Halving)];
     for (kind, warm) in [
         (Kind::Memory, false),
-        (Kind::Unix, false),
         (Kind::Unix, true),
         (Kind::Shared, false),
         (Kind::Shared, true),
@@ -72,7 +71,7 @@ fn the_deadline_names_a_rank_that_stopped_in_the_middle() {
         // Who is late must not be one that only got no processor: all begin together, and have time.
         group.set_timeout(Duration::from_secs(1));
         // Its own deadline is far away, and its links move nothing.
-        group.members[2].set_timeout(Duration::from_secs(6));
+        group.members[2].set_timeout(Duration::from_secs(4));
         fault.arm(300_000);
         let begin = Barrier::new(4);
         let results = group.run(|comm| {
@@ -84,24 +83,6 @@ fn the_deadline_names_a_rank_that_stopped_in_the_middle() {
             assert_eq!(error.culprit_rank(), Some(Rank(2)), "{algorithm}: {error}");
         }
     });
-}
-
-#[test]
-fn a_late_rank_hears_that_it_was_late_and_the_next_operation_works() {
-    let group = Group::new(Kind::Unix, 3);
-    group.run(|comm| sum(comm, 10).unwrap());
-    group.set_timeout(Duration::from_millis(100));
-    for result in run(&group.members[..2], |comm| sum(comm, 10)) {
-        assert_eq!(result.unwrap_err().culprit_rank(), Some(Rank(2)));
-    }
-    let error = sum(&group.members[2], 10).unwrap_err();
-    assert_eq!(
-        error.culprit_rank(),
-        Some(Rank(2)),
-        "it is named itself: {error}"
-    );
-    group.set_timeout(LONG);
-    group.run(|comm| sum(comm, 100_000).unwrap());
 }
 
 /// Ranks 0 and 2 are through with a barrier in which rank 1 stands still, and rank 0 never sends anything to rank 3.

@@ -7,7 +7,6 @@
     clippy::unwrap_used
 )]
 
-mod ahead;
 mod authority;
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,12 +20,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, lonely, notice, runtime, write};
+use common::victim::{NoConnector, lonely, runtime};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, at_once, force, others, run, sum, until};
-use kolo_collectives::cause::Cause;
-use kolo_collectives::header::{Data, HEADER, Header};
+use kolo_collectives::header::HEADER;
 use kolo_collectives::lane::{Connecting, MemoryLane};
-use kolo_collectives::operation::{Operation, OperationKind, Tag};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{
     Acceptor, CollectiveError, Communicator, Connector, GroupId, Lane, LaneError, ReduceOp,
@@ -41,7 +38,7 @@ fn a_rank_that_dies_in_the_middle_ends_all_survivors_with_its_name() {
     for kind in [Kind::Memory, Kind::Unix] {
         for algorithm in [Algorithm::Ring, Algorithm::Halving, Algorithm::Flat] {
             for dies in [0, 3, 4] {
-                for after in [0, 10, 100_000, 700_000] {
+                for after in [0, 100_000, 700_000] {
                     let mut group = Group::new(kind, 5);
                     force(&group, algorithm);
                     let fault = Fault::kill();
@@ -156,43 +153,35 @@ fn an_abort_is_heard_by_a_rank_that_waits_for_another_one() {
 /// Adasum looks at each buffer as a whole, one after the other; those that were done are as they were, too.
 #[test]
 fn an_adasum_of_several_buffers_that_fails_leaves_all_as_they_were() {
-    let input = |comm: &Communicator| {
-        let first = if comm.rank() == Rank(0) { 1.0 } else { 2.0 };
-        [vec![first; 100], vec![first; 100_000]]
-    };
     for by_handle in [false, true] {
         let group = Group::new(Kind::Memory, 2);
         let fault = Fault::cut();
         for rank in 0..2 {
             group.set_fault(rank, &fault);
         }
-        group.run(|comm| {
-            let mut given = input(comm);
+        let adasum = |comm: &Communicator| {
+            let first = 1.0 + comm.rank().0 as f32;
+            let input = [vec![first; 100], vec![first; 100_000]];
+            if by_handle {
+                let handle = comm.start();
+                let handle = handle.all_reduce_grouped(input.to_vec(), ReduceOp::Adasum);
+                let failure = handle.wait_or_reclaim().err()?;
+                assert!(failure.input.unwrap() == input, "a buffer was changed");
+                return Some(failure.error);
+            }
+            let mut given = input.clone();
             let mut buffers = given.each_mut().map(Vec::as_mut_slice);
-            comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum)
-                .unwrap();
-            assert!(given.iter().flatten().all(|value| *value == 1.5_f32));
-        });
+            let error = comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum);
+            let error = error.err()?;
+            assert!(given == input, "a buffer was changed: {error}");
+            Some(error)
+        };
+        assert_eq!(group.run(adasum), [None, None]);
         // In the middle of the second buffer.
         fault.arm(200_000);
-        let errors = group.run(|comm| {
-            let mut given = input(comm);
-            let error = if by_handle {
-                let start = comm.start();
-                let handle = start.all_reduce_grouped(given.to_vec(), ReduceOp::Adasum);
-                let failure = handle.wait_or_reclaim().err().unwrap();
-                given = failure.input.unwrap().try_into().unwrap();
-                failure.error
-            } else {
-                let mut buffers = given.each_mut().map(Vec::as_mut_slice);
-                let result = comm.all_reduce_grouped(&mut buffers, ReduceOp::Adasum);
-                result.unwrap_err()
-            };
-            assert!(given == input(comm), "a buffer was changed: {error}");
-            error
-        });
-        for error in errors {
-            assert!(matches!(error, CollectiveError::PeerLost { .. }), "{error}");
+        for error in group.run(adasum) {
+            let is_lost = matches!(error, Some(CollectiveError::PeerLost { .. }));
+            assert!(is_lost, "{error:?}");
         }
     }
 }
@@ -214,11 +203,11 @@ fn a_group_of_no_ranks_or_a_rank_outside_it_is_refused() {
         error.to_string(),
         "broadcast from root 1: a world of 1 has ranks 0 to 0"
     );
-    let (lane, _other) = kolo_collectives::lane::MemoryLane::pair(1);
+    let (lane, _other) = MemoryLane::pair(1);
     let acceptor = group[0].acceptor();
     assert!(acceptor.accept(Rank(0), Box::new(lane)).is_err());
     drop(group);
-    let (lane, _other) = kolo_collectives::lane::MemoryLane::pair(1);
+    let (lane, _other) = MemoryLane::pair(1);
     let error = acceptor.accept(Rank(0), Box::new(lane)).unwrap_err();
     assert!(error.to_string().contains("is gone"), "{error}");
 }

@@ -63,14 +63,7 @@ fn is_waiting(comm: &Communicator, what: &str) -> bool {
 
 #[test]
 fn a_revoked_communicator_ends_every_wait_over_every_link() {
-    for kind in [
-        Kind::Memory,
-        Kind::Unix,
-        Kind::Ring,
-        Kind::Shared,
-        Kind::Tls,
-        Kind::Quic,
-    ] {
+    for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
         for linked in [true, false] {
             for (what, wait) in WAITS {
                 let group = Group::new(kind, 3);

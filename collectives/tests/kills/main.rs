@@ -8,7 +8,6 @@
 mod common;
 mod process;
 mod rank;
-mod usage;
 mod work;
 
 use std::collections::HashMap;
@@ -19,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::network::{door, join, slot_of};
@@ -31,14 +30,10 @@ use kolo_collectives::{
 };
 use kolo_transport::ids::{ClusterId, Rank};
 use kolo_transport::{Authority, Credentials, EndpointConfig, Identity, Role, TransportRuntime};
-use process::{Certified, Process, start};
+use process::{Certified, Process, fds, settled, start, threads, warm};
 use rank::{LINKS, Seat, Way, host, sit};
 use tokio::runtime::Runtime;
-use usage::{allocated, fds, settled, threads, warm};
 use work::{Plan, work};
-
-/// After so many kills a process has what it keeps from one to the next.
-const FIRST: u64 = 4;
 
 /// The word that a rank was killed comes in this time after the end of its links.
 const WORD: Duration = Duration::from_secs(1);
@@ -225,80 +220,43 @@ fn end_all(mut processes: HashMap<u32, Process>, kill: &Kill) {
     }
 }
 
-/// One after the other: descriptors and threads are counted.
-fn alone() -> MutexGuard<'static, ()> {
-    static ONE: Mutex<()> = Mutex::new(());
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn check(lanes: Lanes) {
-    let _alone = alone();
+#[test]
+fn a_rank_that_is_killed_is_named_and_leaves_nothing() {
     // A thorough run has 200.
-    let kills = std::env::var("KOLO_TEST_KILLS")
-        .ok()
-        .and_then(|kills| kills.parse().ok())
-        .unwrap_or(if lanes.is_network() { 8_u64 } else { 16 });
-    let certified = lanes.is_network().then(|| Certified::new(lanes));
-    let mut random = u64::from(std::process::id()) | 1;
-    warm();
-    let before = (fds(), threads());
-    let (mut memory, mut times) = (0, Vec::with_capacity(kills as usize));
-    for number in 0..kills {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let world = 2 + (number % 3) as u32;
-        let victim = (random >> 20) as u32 % world;
-        let early = number % 4 == 0;
-        let moment = Duration::from_micros((random >> 30) % 60_000);
-        let kill = Kill {
-            lanes,
-            world,
-            own: (victim + 1 + (random >> 50) as u32 % (world - 1)) % world,
-            early,
-            moment: if early { moment / 8 } else { moment },
-            hasty: number % 2 == 1,
-            untold: number % 8 == 2,
-            plan: Plan {
-                seed: random >> 8,
-                victim,
-                simple: early,
-                long: lanes == Lanes::Shared && number % 6 == 3,
-            },
-        };
-        times.push(kill_one(&kill, certified.as_ref()));
-        settled(before);
-        // One of each size of world, and one of those that work with long data, if there are some.
-        if number + 1 == FIRST {
-            memory = allocated();
+    let given = std::env::var("KOLO_TEST_KILLS").ok();
+    let given = given.and_then(|kills| kills.parse::<u64>().ok());
+    for lanes in Lanes::ALL {
+        let certified = lanes.is_network().then(|| Certified::new(lanes));
+        let mut random = u64::from(std::process::id()) | 1;
+        warm();
+        let before = (fds(), threads());
+        let mut longest = Duration::ZERO;
+        for number in 0..given.unwrap_or(if lanes.is_network() { 6 } else { 10 }) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let world = 2 + (number % 3) as u32;
+            let victim = (random >> 20) as u32 % world;
+            let early = number % 4 == 0;
+            let moment = Duration::from_micros((random >> 30) % 60_000);
+            let kill = Kill {
+                lanes,
+                world,
+                own: (victim + 1 + (random >> 50) as u32 % (world - 1)) % world,
+                early,
+                moment: if early { moment / 8 } else { moment },
+                hasty: number % 2 == 1,
+                untold: number % 8 == 2,
+                plan: Plan {
+                    seed: random >> 8,
+                    victim,
+                    simple: early,
+                    long: lanes == Lanes::Shared && number % 6 == 3,
+                },
+            };
+            longest = longest.max(kill_one(&kill, certified.as_ref()));
+            settled(before);
         }
+        println!("{lanes:?}: all knew within {longest:?}");
     }
-    times.sort_unstable();
-    if let (Some(half), Some(longest)) = (times.get(times.len() / 2), times.last()) {
-        println!("{lanes:?}: {kills} kills, all knew within {longest:?}, of half within {half:?}");
-    }
-    if let Some(more) = kills.checked_sub(FIRST) {
-        let grown = allocated().saturating_sub(memory);
-        println!("{lanes:?}: {grown} bytes more after {more} more kills");
-        // Nothing, as a rule. One communicator has more than that.
-        assert!(
-            grown < (4 << 10) + 256 * more as usize,
-            "{lanes:?}: {grown} bytes more after {more} more kills"
-        );
-    }
-}
-
-#[test]
-fn a_rank_in_shared_memory_that_is_killed_is_named_and_leaves_nothing() {
-    check(Lanes::Shared);
-}
-
-#[test]
-fn a_rank_on_unix_sockets_that_is_killed_is_named_and_leaves_nothing() {
-    check(Lanes::Unix);
-}
-
-#[test]
-fn a_rank_on_tls_that_is_killed_is_named_and_leaves_nothing() {
-    check(Lanes::Tls);
 }

@@ -1,4 +1,4 @@
-//! Ranks in processes of their own.
+//! Ranks in processes of their own, and what is left in a process.
 
 use super::*;
 use kolo_transport::RandomId as _;
@@ -157,4 +157,38 @@ pub(crate) fn start(kill: &Kill, certified: Option<&Certified>) -> (HashMap<u32,
         (Way::Sockets(mine), Vec::new())
     };
     (processes, sit(own, world, lanes, way, &addresses))
+}
+
+pub(crate) fn fds() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What a process makes once, with its first runtime, and a thread when it blocks for the first time.
+pub(crate) fn warm() {
+    drop(Runtime::new().unwrap());
+    kolo_transport::direct::block_on(|| None, || false, async {});
+}
+
+/// But for those of tests, which are named after them.
+pub(crate) fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
+    let is_test = |name: &String| name.starts_with("a_rank") || name.starts_with("child");
+    // One that has ended meanwhile has no name.
+    names.flatten().filter(|name| !is_test(name)).count()
+}
+
+/// Waits until there are no more descriptors and threads than before: runtimes end in the background.
+pub(crate) fn settled(before: (usize, usize)) {
+    let begun = Instant::now();
+    while fds() > before.0 || threads() > before.1 {
+        let left = (fds(), threads());
+        assert!(
+            begun.elapsed() < LONG / 2,
+            "descriptors and threads: {before:?} before, {left:?} after"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(!maps.contains("memfd:kolo-"), "shared memory is left");
 }

@@ -47,35 +47,6 @@ fn a_rank_that_does_not_start_is_reported_and_named_at_the_deadline() {
     }
 }
 
-#[test]
-fn a_lost_rank_ends_all_named_operations() {
-    for dies in [0, 2] {
-        let group = Group::new(Kind::Unix, 3);
-        let fault = Fault::kill();
-        group.set_fault(dies, &fault);
-        group.run(|comm| comm.named("warm").barrier().wait().unwrap());
-        let waiting: Vec<_> = group
-            .members
-            .iter()
-            .filter(|comm| comm.rank() != Rank(dies))
-            .map(|comm| comm.named("w").all_reduce(vec![1_u8], ReduceOp::Sum))
-            .collect();
-        let begun = Instant::now();
-        fault.arm(0);
-        // It is seen when it writes or reads next.
-        drop(
-            group.members[dies as usize]
-                .named("x")
-                .all_reduce(vec![1_u8], ReduceOp::Sum),
-        );
-        for handle in waiting {
-            let error = handle.wait().unwrap_err();
-            assert_eq!(error.culprit_rank(), Some(Rank(dies)), "{error}");
-        }
-        assert!(begun.elapsed() < LONG / 2);
-    }
-}
-
 /// Rank 0 keeps the time. If it stands still, the others see to it themselves.
 #[test]
 fn a_rank_0_that_stands_still_is_named_by_those_that_wait() {

@@ -13,146 +13,53 @@ use kolo_collectives::operation::OperationKind;
 use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};
 
-/// Horovod: `test_barrier_with_multiple_collectives`.
+/// Started in another order on each rank, beside operations without names. While the first two run, the rest gets ready; then it is few
+/// operations. With a threshold of 0 it is one for each.
+///
+/// Horovod: `test_barrier_with_multiple_collectives`, `test_horovod_allreduce_async_fused`, and those of allgather and reducescatter.
 #[test]
-fn names_may_come_in_any_order_beside_operations_without_names() {
-    for world in [1, 2, 3, 5] {
-        let group = Group::new(Kind::Unix, world);
-        group.run(|comm| {
-            let me = comm.rank().index();
-            for round in 0..10_usize {
-                let count = 17;
-                let handles: Vec<(usize, Handle<Vec<f64>>)> = (0..count)
-                    .map(|index| {
-                        // Another order on each rank, and in each round.
-                        let name = (index * (1 + me) * 3 + round) % count;
-                        let data = vec![name as f64; name];
-                        (
-                            name,
-                            comm.named(format!("grad.{name}"))
-                                .all_reduce(data, ReduceOp::Sum),
-                        )
-                    })
-                    .collect();
-                let mut data = [1_u32];
-                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                assert_eq!(data, [world]);
-                comm.barrier().unwrap();
-                for (name, handle) in handles {
-                    let expected = vec![name as f64 * f64::from(world); name];
-                    assert_eq!(handle.wait().unwrap(), expected);
-                }
-            }
-        });
-    }
-}
-
-/// Horovod: `test_timeline` and `test_timeline_api`. Nothing is switched on or off, and nobody names a file: each trace has all so far.
-#[test]
-fn traces_tell_names_and_how_long_they_were_negotiated() {
-    Group::new(Kind::Unix, 4).run(|comm| {
-        for count in 1..=3 {
-            let named = comm.named("test_allreduce");
-            let sum = named.all_reduce(vec![1.0_f32, 2.0, 3.0], ReduceOp::Sum);
-            assert_eq!(sum.wait().unwrap(), [4.0, 8.0, 12.0]);
-            let trace = comm.trace().unwrap();
-            assert_eq!(trace.is_some(), comm.rank() == Rank(0));
-            let Some(trace) = trace else { continue };
-            assert!(trace.contains("\"NEGOTIATE_ALL_REDUCE\""), "{trace}");
-            assert!(trace.contains("start_time_since_epoch_in_micros"));
-            let json: serde_json::Value = serde_json::from_str(&trace).unwrap();
-            for rank in 0..4 {
-                let events = json["traceEvents"].as_array().unwrap().iter();
-                let of_rank = events.filter(|event| {
-                    event["name"] == "all_reduce.test_allreduce" && event["pid"] == rank
-                });
-                assert_eq!(of_rank.count(), count, "rank {rank}: {trace}");
-            }
-        }
-    });
-}
-
-/// While the first two run, the rest gets ready; then it is few operations. With a threshold of 0 it is one for each.
-#[test]
-fn small_ones_are_fused() {
-    for (threshold, fused) in [(1 << 20, true), (0, false)] {
-        let group = Group::new(Kind::Unix, 2);
-        let count = 200;
-        let done = group.run(|comm| {
-            comm.set_fusion_threshold(threshold);
-            let handles: Vec<Handle<Vec<u32>>> = (0..count)
-                .map(|index| {
-                    comm.named(format!("t{index}"))
-                        .all_reduce(vec![index; 10], ReduceOp::Sum)
-                })
-                .collect();
-            for (index, handle) in (0..).zip(handles) {
-                assert_eq!(handle.wait().unwrap(), vec![2 * index; 10]);
-            }
-            comm.counters()
-                .operations
-                .into_iter()
-                .find(|(kind, _)| *kind == OperationKind::AllReduce)
-                .unwrap()
-                .1
-        });
-        for counted in done {
-            assert_eq!(counted.bytes, 8000);
-            if fused {
-                assert!(counted.done < u64::from(count), "{counted:?}");
-            } else {
-                assert_eq!(counted.done, u64::from(count));
-            }
-        }
-    }
-}
-
-#[test]
-fn gathers_and_scatters_are_fused_with_their_like() {
-    for kind in [Kind::Unix, Kind::Shared] {
-        let world = 3_usize;
-        let group = Group::new(kind, world as u32);
-        let count = 100;
-        let done = group.run(|comm| {
-            let me = comm.rank().index();
-            let mut order: Vec<usize> = (0..count).collect();
-            order.rotate_left(me * 31);
-            let mut handles: Vec<_> = order
-                .into_iter()
-                .map(|index| {
-                    // Lengths of 0, fewer rows than ranks, and rows that can't be split evenly are among them.
-                    let given = vec![(me * 1000 + index) as u32; index % 7];
-                    let rows = vec![index as i64; 2 * (index % 9)];
-                    let gather = comm.named(format!("g{index}")).all_gather(given);
-                    let scatter = comm.named(format!("s{index}")).reduce_scatter(
-                        rows,
-                        index % 9,
-                        ReduceOp::Sum,
-                    );
-                    (index, gather, scatter)
-                })
-                .collect();
-            handles.sort_by_key(|(index, ..)| *index);
-            for (index, gather, scatter) in handles {
-                let all: Vec<u32> = (0..world)
-                    .flat_map(|rank| vec![(rank * 1000 + index) as u32; index % 7])
-                    .collect();
-                assert_eq!(gather.wait().unwrap(), all, "{index}");
+fn names_may_come_in_any_order_and_small_ones_are_fused_with_their_like() {
+    const COUNT: usize = 100;
+    for (kind, world, is_fused) in [
+        (Kind::Unix, 5_u32, true),
+        (Kind::Shared, 3, true),
+        (Kind::Unix, 2, false),
+    ] {
+        let group = Group::new(kind, world);
+        let counters = group.run(|comm| {
+            comm.set_fusion_threshold(if is_fused { 1 << 20 } else { 0 });
+            let me = comm.rank().0;
+            let of = |rank: u32, index| vec![rank * 1000 + index as u32; index % 7];
+            let mut order: Vec<usize> = (0..COUNT).collect();
+            order.rotate_left(me as usize * 31 % COUNT);
+            let start = |index: usize| {
+                // Lengths of 0, fewer rows than ranks, and rows that can't be split evenly are among them.
+                let rows = vec![index as u64; 2 * (index % 9)];
+                let named = |letter| comm.named(format!("{letter}{index}"));
+                let max = named('r').all_reduce(of(me, index), ReduceOp::Max);
+                let scatter = named('s').reduce_scatter(rows, index % 9, ReduceOp::Sum);
+                (index, max, named('g').all_gather(of(me, index)), scatter)
+            };
+            let handles: Vec<_> = order.into_iter().map(start).collect();
+            let mut data = [1_u32];
+            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [world]);
+            comm.barrier().unwrap();
+            for (index, max, gather, scatter) in handles {
+                assert_eq!(max.wait().unwrap(), of(world - 1, index));
+                let all: Vec<u32> = (0..world).flat_map(|rank| of(rank, index)).collect();
+                assert_eq!(gather.wait().unwrap(), all);
                 let mine = comm.rows_of(index % 9, comm.rank()).len();
-                let sum = vec![(world * index) as i64; 2 * mine];
-                assert_eq!(scatter.wait().unwrap(), sum, "{index}");
+                let sum = index as u64 * u64::from(world);
+                assert_eq!(scatter.wait().unwrap(), vec![sum; 2 * mine]);
             }
-            [OperationKind::AllGather, OperationKind::ReduceScatter].map(|kind| {
-                let operations = comm.counters().operations;
-                let of_kind = operations.into_iter().find(|(of, _)| *of == kind);
-                of_kind.unwrap().1.done
-            })
+            comm.counters().operations
         });
-        for counted in done {
-            assert!(
-                counted.iter().all(|done| *done < count as u64),
-                "{counted:?}"
-            );
+        for (kind, counted) in counters.into_iter().flatten() {
+            if kind != OperationKind::Barrier {
+                let is_less = counted.done < COUNT as u64;
+                assert_eq!(is_less, is_fused, "{kind}: {counted:?}");
+            }
         }
     }
 }
@@ -188,26 +95,17 @@ fn ranks_that_disagree_about_a_name_all_hear_of_it_and_others_go_on() {
 }
 
 #[test]
-fn names_that_can_not_be_used_are_refused() {
-    let group = Group::new(Kind::Memory, 2);
-    let sum = |rank: usize, name: String| {
-        let named = group.members[rank].named(name);
-        named.all_reduce(vec![1], ReduceOp::Sum)
-    };
-    let longest = || "n".repeat(1024);
-    let first = sum(0, longest());
-    for (name, expected) in [
-        (longest(), "is under way on this rank already"),
-        (
-            "n".repeat(1025),
-            "the name of an operation has 1025 bytes: it may have up to 1024",
-        ),
-    ] {
-        let error = sum(0, name).wait().unwrap_err().to_string();
+fn names_have_up_to_1024_bytes() {
+    Group::new(Kind::Memory, 2).run(|comm| {
+        let sum = |length| {
+            comm.named("n".repeat(length))
+                .all_reduce(vec![1], ReduceOp::Sum)
+        };
+        let error = sum(1025).wait().unwrap_err().to_string();
+        let expected = "the name of an operation has 1025 bytes: it may have up to 1024";
         assert!(error.contains(expected), "{error}");
-    }
-    let other = sum(1, longest());
-    assert_eq!((first.wait(), other.wait()), (Ok(vec![2]), Ok(vec![2])));
+        assert_eq!(sum(1024).wait(), Ok(vec![2]));
+    });
 }
 
 #[test]
@@ -271,13 +169,11 @@ fn a_rank_that_joined_takes_part_in_named_operations() {
 /// Operations that take several numbers, beside others, one after the other.
 #[test]
 fn operations_in_several_parts_keep_their_place() {
-    let group = Group::new(Kind::Unix, 2);
-    group.run(|comm| {
+    Group::new(Kind::Unix, 2).run(|comm| {
         for round in 0..5 {
             let buffers = vec![vec![2.0_f32; 3]; 3];
-            let adasum = comm
-                .named("adasum")
-                .all_reduce_grouped(buffers.clone(), ReduceOp::Adasum);
+            let adasum = comm.named("adasum");
+            let adasum = adasum.all_reduce_grouped(buffers.clone(), ReduceOp::Adasum);
             let object = comm.named("object").all_gather_object(round);
             let sum = comm.named("sum").all_reduce(vec![1], ReduceOp::Sum);
             assert_eq!(adasum.wait().unwrap(), buffers);
@@ -316,24 +212,5 @@ fn a_rank_that_leaves_a_call_early_is_in_step_in_the_next() {
             let sum = comm.named("t0").all_reduce(vec![5; 50], ReduceOp::Sum);
             assert_eq!(sum.wait(), Ok(vec![10; 50]));
         });
-    }
-}
-
-/// Whatever the order of a group, whoever is its first rank, and whichever rank comes first.
-#[test]
-fn names_work_in_groups_of_any_order() {
-    for kind in [Kind::Memory, Kind::Unix, Kind::Shared, Kind::Tls] {
-        let group = Group::new(kind, 3);
-        for (order, first) in [([2, 0, 1], 0), ([2, 1, 0], 2), ([1, 2, 0], 1)] {
-            let begun = std::sync::Barrier::new(3);
-            group.run(|comm| {
-                let members = comm.group(&order.map(Rank)).unwrap().unwrap();
-                let name = || members.named("a").all_gather(vec![comm.rank().0]);
-                let started = (comm.rank() == Rank(first)).then(name);
-                begun.wait();
-                let all = started.unwrap_or_else(name).wait().unwrap();
-                assert_eq!(all, order);
-            });
-        }
     }
 }

@@ -1,65 +1,50 @@
-//! Factors, compression, shapes, objects and handles.
+//! Factors, objects, handles and names.
 
 use super::*;
 
-/// Of one rank alone, of a reduce on its root, and of negative integers, which are truncated toward zero: the rest is in
-/// `factors_are_applied_to_every_type`.
+/// Horovod: the rows with `prescale` and `postscale` of all-reduces, reduce-scatters and grouped reduce-scatters. Of integers the scaled
+/// value is truncated toward zero: the input, or the result.
 #[test]
-fn factors_are_applied_before_and_after() {
-    for world in [1, 3, 8] {
-        Group::new(Kind::Memory, world).run(|comm| {
-            let me = comm.rank().0 as i32 + 1;
-            let scaled = comm.with(Options::new().prescale(4.0));
-            let mut data = [me; 5];
-            scaled.reduce(&mut data, ReduceOp::Max, Rank(0)).unwrap();
-            let most = 4 * world as i32;
-            assert_eq!(data, [if comm.rank() == Rank(0) { most } else { me }; 5]);
-            let mut data = [-3, 5, 7];
-            let halved = comm.with(Options::new().prescale(0.5).postscale(3.0));
-            halved.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_eq!(data, [-1, 2, 3].map(|half| 3 * half * world as i32));
-        });
+fn factors_are_applied_to_every_type() {
+    fn scales<T: Element>(comm: &Communicator, value: T, expected: T) {
+        let mut data = [value; 17];
+        comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert_eq!(data, [expected; 17], "{}", T::DTYPE);
+        let part = comm.reduce_scatter(&[value; 16], 8, ReduceOp::Sum).unwrap();
+        assert_eq!(part, [expected; 4], "{}", T::DTYPE);
+        let buffers: [(&[T], usize); 2] = [(&[value; 16], 8), (&[value; 4], 4)];
+        let parts = comm.reduce_scatter_grouped(&buffers, ReduceOp::Sum);
+        assert_eq!(parts.unwrap(), [vec![expected; 4], vec![expected]]);
     }
-}
-
-#[test]
-fn compressed_values_are_the_same_on_all_ranks_and_close() {
-    let group = Group::new(Kind::Unix, 3);
-    for (compression, error) in [(Compression::F16, 1e-3), (Compression::Bf16, 8e-3)] {
-        let results = group.run(|comm| {
-            let short = comm.with(Options::new().compression(compression));
-            let me = comm.rank().0;
-            let values: Vec<f32> = (0..50)
-                .map(|index| (index as f32).mul_add(0.37, me as f32 + 0.1))
-                .collect();
-            let mut sum = values.clone();
-            short.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
-            let mut root = values.clone();
-            short.broadcast(&mut root, Rank(1)).unwrap();
-            let all = short.all_gather(&values).unwrap();
-            let mut whole = [f64::from(me) + 0.1; 3];
-            short.all_reduce(&mut whole, ReduceOp::Max).unwrap();
-            // What is no float travels as it is.
-            let mut integers = [1 << 20, 3];
-            short.all_reduce(&mut integers, ReduceOp::Sum).unwrap();
-            assert_eq!(integers, [3 << 20, 9]);
-            let bits: Vec<u32> = sum
-                .iter()
-                .chain(&root)
-                .chain(&all)
-                .map(|value| value.to_bits())
-                .collect();
-            for (index, value) in sum.iter().enumerate() {
-                let exact = 3.0 * (index as f32).mul_add(0.37, 0.1) + 3.0;
-                assert!(
-                    (value - exact).abs() <= exact * 4.0 * error,
-                    "{value} {exact}"
-                );
-            }
-            assert!((whole[0] - 2.1).abs() < 2.1 * f64::from(error));
-            bits
+    macro_rules! each_scales {
+        ($comm:expr, $value:expr, $whole:expr, $real:expr, $($integer:ty)*) => {
+            $(scales($comm, $value as $integer, $whole as $integer);)*
+            scales($comm, f16::from_f32($value), f16::from_f32($real));
+            scales($comm, bf16::from_f32($value), bf16::from_f32($real));
+            scales($comm, $value, $real);
+            scales($comm, f64::from($value), f64::from($real));
+        };
+    }
+    Group::new(Kind::Unix, 4).run(|comm| {
+        for (options, whole, real) in [
+            (Options::new().prescale(0.5), 4, 6.0),
+            (Options::new().postscale(0.125), 1, 1.5),
+        ] {
+            let scaled = &comm.with(options);
+            each_scales!(scaled, 3.0_f32, whole, real, u8 i8 u16 i16 u32 i32 u64 i64);
+        }
+    });
+    for world in [1, 3] {
+        Group::new(Kind::Memory, world).run(|comm| {
+            let times = world as i32;
+            let scaled = comm.with(Options::new().prescale(0.5).postscale(3.0));
+            let mut data = [-3, 5, 7];
+            scaled.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [-3 * times, 6 * times, 9 * times]);
+            let mut data = [5];
+            scaled.reduce(&mut data, ReduceOp::Max, Rank(0)).unwrap();
+            assert_eq!(data, [if comm.rank() == Rank(0) { 6 } else { 5 }]);
         });
-        assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
     }
 }
 
@@ -243,23 +228,42 @@ fn a_dropped_handle_goes_on_and_a_failed_one_gives_its_input_back() {
 
 #[test]
 fn values_that_fit_beside_their_number_arrive_as_those_that_do_not() {
-    fn check<T: Value>(group: &Group, lengths: std::ops::RangeInclusive<usize>) {
-        group.run(|comm| {
-            for length in lengths.clone() {
-                if comm.rank() == Rank(0) {
-                    comm.send(&input::<T>(7, length), Rank(1)).unwrap();
-                } else {
-                    let received = comm.receive::<T>(Rank(0)).unwrap();
-                    assert_eq!(received, input::<T>(7, length), "{length}");
+    for kind in [Kind::Memory, Kind::Unix] {
+        let around = [
+            (DType::U8, 1022..=1026),
+            (DType::Bool, 1022..=1026),
+            (DType::F16, 510..=514),
+            (DType::F64, 0..=130),
+        ];
+        let samples = around.into_iter().flat_map(|(dtype, lengths)| {
+            let lengths: Vec<usize> = lengths.collect();
+            let sends = cases(kind, 2, &[dtype], &lengths).into_iter();
+            sends.filter(|sample| sample.what == What::SendReceive)
+        });
+        run(&Group::new(kind, 2), &samples.collect::<Vec<_>>());
+    }
+}
+
+/// Horovod: `test_horovod_allreduce_duplicate_name_error`, those of allgather, broadcast and reducescatter, and `test_duplicate_names`: a rank
+/// uses a name twice, which fails there and leaves the first use alone.
+#[test]
+fn a_name_that_is_under_way_is_refused_and_goes_on() {
+    Group::new(Kind::Unix, 4).run(|comm| {
+        let named = comm.named("duplicate_name");
+        for hasty in 0..4 {
+            let start = || named.all_reduce(vec![1.0_f32; 4], ReduceOp::Sum);
+            let first = (comm.rank() == Rank(hasty)).then(start);
+            if first.is_some() {
+                // Another operation has this one's name as well.
+                for again in [start(), named.all_to_all(vec![0.0; 4])] {
+                    let error = again.wait().unwrap_err().to_string();
+                    assert!(error.contains("under way on this rank already"), "{error}");
                 }
             }
-        });
-    }
-    for kind in [Kind::Memory, Kind::Unix] {
-        let group = Group::new(kind, 2);
-        check::<u8>(&group, 1022..=1026);
-        check::<bool>(&group, 1022..=1026);
-        check::<f16>(&group, 510..=514);
-        check::<f64>(&group, 0..=130);
-    }
+            // The first can't end before that rank has tried again.
+            comm.barrier().unwrap();
+            let first = first.unwrap_or_else(start);
+            assert_eq!(first.wait().unwrap(), [4.0; 4], "{hasty}");
+        }
+    });
 }

@@ -4,6 +4,11 @@
 //! Of all lengths around every change of algorithm there are too many to try. `what_is_drawn_is_right` tries some, others in each
 //! run: `KOLO_TEST_SEED=…` repeats one, which a failure names, `KOLO_TEST_SAMPLES=…` sets how many there are, and
 //! `KOLO_TEST_ALL=1 cargo test --release -p kolo-collectives --test operations` tries all.
+//!
+//! Rows of Horovod's `test_torch.py`, `test_process_sets_static.py` and `test_adasum_pytorch.py` have their names beside the tests: most
+//! here, process sets and barriers in `groups.rs`, ranks without data in `joins.rs`, timelines in `diagnosis.rs`, errors in `mistakes.rs`
+//! and `disagreement`. No counterpart have: gradients, optimizers, layers and models (they are the framework's), GPUs, sparse tensors,
+//! `alltoall_splits_type_error` and operations in place (the compiler sees to both), `reinit` and `is_initialized` (no global state).
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -17,7 +22,6 @@
 mod common;
 mod floats;
 mod forms;
-mod horovod;
 mod mistakes;
 mod sample;
 mod special;
@@ -35,12 +39,12 @@ use kolo_collectives::{
     way_in_shared_memory,
 };
 use kolo_transport::ids::Rank;
-use sample::{Case, Sample, What, run, run_on};
+use sample::{Sample, What, run, run_on};
 
 const WORLDS: [u32; 7] = [1, 2, 3, 4, 5, 7, 8];
 
 /// How many are drawn, if nothing else is said: some seconds' worth without optimisation.
-const SAMPLES: u64 = 150;
+const SAMPLES: u64 = 100;
 
 /// Each operation, type and operator of these, at these lengths.
 fn cases(kind: Kind, world: u32, dtypes: &[DType], lengths: &[usize]) -> Vec<Sample> {
@@ -53,7 +57,7 @@ fn cases(kind: Kind, world: u32, dtypes: &[DType], lengths: &[usize]) -> Vec<Sam
 /// Each case in every world, of one length and one root, and over the worlds of every length and several roots.
 ///
 /// Horovod: `test_horovod_allreduce`, `_allgather`, `_broadcast`, `_alltoall`, `_reducescatter`, their averages, minima, maxima, products,
-/// variable sizes, equal splits and groups.
+/// variable and uneven sizes, equal splits, splits of 0 and groups.
 #[test]
 fn every_operation_type_and_operator_is_right_on_every_lane() {
     use Kind::{Memory, Quic, Ring, Shared, Tls, Unix};
@@ -158,6 +162,7 @@ fn long_data_in_shared_memory_are_right_around_every_switch() {
     const SIZE: usize = size_of::<u64>();
     // From here on two ranks sum in slices, and not all at once.
     const AT_ONCE: usize = (4 << 20) + SIZE;
+    const ROUNDS: usize = 12 << 20;
     use What as W;
 
     let around = |bytes: usize, parts: usize| {
@@ -176,11 +181,23 @@ fn long_data_in_shared_memory_are_right_around_every_switch() {
             (W::AllToAll, 6 << 20, ranks),
             (W::ReduceScatter, 6 << 20, 1),
             (W::AllReduce, AT_ONCE, 1),
-            (W::AllReduce, 12 << 20, 1),
-            (W::Reduce, 12 << 20, 1),
+            (W::AllReduce, ROUNDS, 1),
+            (W::Reduce, ROUNDS, 1),
+            (W::AllReduceInto, ROUNDS, 1),
+            (W::AllReduceGrouped, ROUNDS, 1),
+            (W::NamedAllReduce, ROUNDS, 1),
         ] {
-            let lengths = around(bytes, parts);
-            let all = cases(Kind::Shared, world, &[DType::U64], &lengths).into_iter();
+            let is_form = what.kind() == OperationKind::AllReduce && what != W::AllReduce;
+            if is_form && world > 2 {
+                continue;
+            }
+            let around = around(bytes, parts);
+            let lengths = match bytes {
+                ROUNDS if world > 2 => &around[1..2],
+                _ if is_form => &around[..2],
+                _ => &around[..],
+            };
+            let all = cases(Kind::Shared, world, &[DType::U64], lengths).into_iter();
             let of_what: Vec<Sample> = all
                 .filter(|sample| sample.what == what)
                 .filter(|sample| sample.op.is_none_or(|op| op == ReduceOp::Sum))
@@ -191,7 +208,15 @@ fn long_data_in_shared_memory_are_right_around_every_switch() {
             }
             samples.extend(of_what);
         }
-        run(&Group::new(Kind::Shared, world), &samples);
+        let group = Group::new(Kind::Shared, world);
+        run(&group, &samples);
+        // Factors, too.
+        group.run(|comm| {
+            let mut data = vec![comm.rank().0 as f32; ROUNDS / size_of::<f32>() + 77];
+            let scaled = comm.with(Options::new().prescale(0.5).postscale(4.0));
+            scaled.all_reduce(&mut data, ReduceOp::Average).unwrap();
+            assert!(data.iter().all(|value| *value == (world - 1) as f32));
+        });
     }
 }
 
@@ -251,11 +276,11 @@ fn all_is_right() {
 /// The lengths that are tried are there, and those of each lane are its own.
 #[test]
 fn there_are_switches_to_draw() {
-    let drawn: Vec<Sample> = (0..300).map(Sample::draw).collect();
+    let drawn: Vec<Sample> = (0..150).map(Sample::draw).collect();
     for kind in [Kind::Shared, Kind::Unix, Kind::Memory] {
         let near = |sample: &&Sample| sample.kind == kind && sample.switch.is_some();
         let near = drawn.iter().filter(near).count();
-        assert!(near > 20, "{kind:?}: {near}");
+        assert!(near > 10, "{kind:?}: {near}");
     }
     for way in ["flat", "slices", "pieces"] {
         let into = |sample: &Sample| sample.way() == Some(way);

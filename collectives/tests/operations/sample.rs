@@ -10,75 +10,49 @@ const PERIOD: usize = 11;
 /// Lengths that are tried whatever changes where.
 const LENGTHS: [usize; 7] = [0, 1, 2, 3, 61, 1021, 4099];
 
-/// Operations, and the forms that have ways of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
-    AllReduce,
-    AllReduceInto,
-    AllReduceBuffer,
-    AllReduceGrouped,
-    NamedAllReduce,
-    Reduce,
-    ReduceScatter,
-    ReduceScatterGrouped,
-    Broadcast,
-    AllGather,
-    AllGatherVarcount,
-    AllGatherGrouped,
-    Gather,
-    GatherVarcount,
-    Scatter,
-    ScatterVarcount,
-    AllToAll,
-    AllToAllVarcount,
-    SendReceive,
+macro_rules! operations {
+    ($($what:ident: $kind:ident,)*) => {
+        /// Operations, and the forms that have ways of their own.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum What {
+            $($what),*
+        }
+
+        impl What {
+            pub(crate) const ALL: [Self; 19] = [$(Self::$what),*];
+
+            pub(crate) fn kind(self) -> OperationKind {
+                match self {
+                    $(Self::$what => OperationKind::$kind),*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    AllReduce: AllReduce,
+    AllReduceInto: AllReduce,
+    AllReduceBuffer: AllReduce,
+    AllReduceGrouped: AllReduce,
+    NamedAllReduce: AllReduce,
+    Reduce: Reduce,
+    ReduceScatter: ReduceScatter,
+    ReduceScatterGrouped: ReduceScatter,
+    Broadcast: Broadcast,
+    AllGather: AllGather,
+    AllGatherVarcount: AllGatherVarcount,
+    AllGatherGrouped: AllGatherVarcount,
+    Gather: Gather,
+    GatherVarcount: GatherVarcount,
+    Scatter: Scatter,
+    ScatterVarcount: ScatterVarcount,
+    AllToAll: AllToAll,
+    AllToAllVarcount: AllToAllVarcount,
+    SendReceive: SendReceive,
 }
 
 impl What {
-    pub(crate) const ALL: [Self; 19] = [
-        Self::AllReduce,
-        Self::AllReduceInto,
-        Self::AllReduceBuffer,
-        Self::AllReduceGrouped,
-        Self::NamedAllReduce,
-        Self::Reduce,
-        Self::ReduceScatter,
-        Self::ReduceScatterGrouped,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::AllGatherVarcount,
-        Self::AllGatherGrouped,
-        Self::Gather,
-        Self::GatherVarcount,
-        Self::Scatter,
-        Self::ScatterVarcount,
-        Self::AllToAll,
-        Self::AllToAllVarcount,
-        Self::SendReceive,
-    ];
-
-    pub(crate) fn kind(self) -> OperationKind {
-        match self {
-            Self::AllReduce
-            | Self::AllReduceInto
-            | Self::AllReduceBuffer
-            | Self::AllReduceGrouped
-            | Self::NamedAllReduce => OperationKind::AllReduce,
-            Self::Reduce => OperationKind::Reduce,
-            Self::ReduceScatter | Self::ReduceScatterGrouped => OperationKind::ReduceScatter,
-            Self::Broadcast => OperationKind::Broadcast,
-            Self::AllGather => OperationKind::AllGather,
-            Self::AllGatherVarcount | Self::AllGatherGrouped => OperationKind::AllGatherVarcount,
-            Self::Gather => OperationKind::Gather,
-            Self::GatherVarcount => OperationKind::GatherVarcount,
-            Self::Scatter => OperationKind::Scatter,
-            Self::ScatterVarcount => OperationKind::ScatterVarcount,
-            Self::AllToAll => OperationKind::AllToAll,
-            Self::AllToAllVarcount => OperationKind::AllToAllVarcount,
-            Self::SendReceive => OperationKind::SendReceive,
-        }
-    }
-
     fn has_operator(self) -> bool {
         matches!(
             self.kind(),
@@ -118,6 +92,8 @@ pub(crate) struct Sample {
     pub(crate) slowed: u32,
     /// The algorithm that is set; what is pipelined then has short segments.
     pub(crate) force: Option<Algorithm>,
+    /// How values travel.
+    pub(crate) short: Compression,
     /// The switch that the length is near to.
     pub(crate) switch: Option<usize>,
     /// Of a rank, or of its part where data have parts.
@@ -148,6 +124,7 @@ impl Sample {
             root: what.has_root().then_some(root),
             slowed: [1, 40, 400][below(3)],
             force: None,
+            short: Compression::None,
             switch: None,
             length: LENGTHS[below(7)],
         };
@@ -180,6 +157,7 @@ impl Sample {
                 root: what.has_root().then_some(Rank(world / 2)),
                 slowed: 400,
                 force: None,
+                short: Compression::None,
                 switch: None,
                 length: 0,
             }));
@@ -211,6 +189,22 @@ impl Sample {
         }
     }
 
+    /// What a rank gives: its numbers, and if they travel as half types, so little more that they are what arrives.
+    fn given<T: Value>(&self, rank: u32, length: usize) -> Vec<T> {
+        let mut values = of_rank::<T>(rank, length);
+        if self.short != Compression::None {
+            for value in &mut values {
+                let any: &mut dyn std::any::Any = value;
+                if let Some(value) = any.downcast_mut::<f32>() {
+                    *value *= 1.00001;
+                } else if let Some(value) = any.downcast_mut::<f64>() {
+                    *value *= 1.00001;
+                }
+            }
+        }
+        values
+    }
+
     /// How many elements a rank has where they have different ones: as many in all as if not.
     fn share(&self, rank: u32) -> usize {
         let more = self.length.min(3 + rank as usize / 2);
@@ -234,9 +228,9 @@ fn repeated<T: Element>(period: &[T], length: usize) -> Vec<T> {
 }
 
 /// Says which case it was.
-pub(crate) struct Case<T: std::fmt::Debug>(pub(crate) T);
+struct Case<'a>(&'a Sample);
 
-impl<T: std::fmt::Debug> Drop for Case<T> {
+impl Drop for Case<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{:?}", self.0);
@@ -258,7 +252,9 @@ pub(crate) fn run_on(comm: &Communicator, samples: &[Sample]) {
         }
         let of_type = for_each_type!(dtype_of).map(|dtype_of| dtype_of() == sample.dtype);
         let index = of_type.iter().position(|is_it| *is_it);
-        for_each_type!(once)[index.expect("a type that has a reference")](comm, sample);
+        let options = Options::new().compression(sample.short);
+        let once = for_each_type!(once)[index.expect("a type that has a reference")];
+        once(&comm.with(options), sample);
     }
 }
 
@@ -275,7 +271,7 @@ fn once<T: Value>(comm: &Communicator, sample: &Sample) {
 
 fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
     let (me, world, length) = (comm.rank(), sample.world, sample.length);
-    let before = of_rank::<T>(me.0, length);
+    let before = sample.given::<T>(me.0, length);
     let expected = repeated(&combined::<T>(op, 0..world, PERIOD), length);
     let mut data = before.clone();
     match sample.what {
@@ -295,7 +291,7 @@ fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
             assert!(*buffer == *expected);
         }
         What::AllReduceGrouped => {
-            let mut other = of_rank::<T>(me.0, 3);
+            let mut other = sample.given::<T>(me.0, 3);
             comm.all_reduce_grouped(&mut [&mut data, &mut [], &mut other], op)
                 .unwrap();
             assert!(data == expected && other == combined::<T>(op, 0..world, 3));
@@ -322,7 +318,7 @@ fn reduces<T: Value>(comm: &Communicator, sample: &Sample, op: ReduceOp) {
             assert!(data == before);
         }
         What::ReduceScatterGrouped => {
-            let other = of_rank::<T>(me.0, 6);
+            let other = sample.given::<T>(me.0, 6);
             let given: [(&[T], usize); 3] = [(&data, length), (&[], 0), (&other, 3)];
             let parts = comm.reduce_scatter_grouped(&given, op).unwrap();
             let rows = comm.rows_of(3, me);
@@ -338,7 +334,7 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
     let (me, world, length) = (comm.rank().0, sample.world, sample.length);
     let is_root = sample.root == Some(comm.rank());
     let root = sample.root.unwrap_or_default();
-    let mut data = of_rank::<T>(me, length);
+    let mut data = sample.given::<T>(me, length);
     let of_all = || -> Vec<T> { (0..world).flat_map(|rank| of_rank(rank, length)).collect() };
     let counts: Vec<usize> = (0..world).map(|rank| sample.share(rank)).collect();
     let varied = || Gathered {
@@ -357,31 +353,36 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
             assert!(comm.gather(&data, root).unwrap() == is_root.then(of_all));
         }
         What::AllGatherVarcount => {
-            let mine = of_rank::<T>(me, sample.share(me));
+            let mine = sample.given::<T>(me, sample.share(me));
             assert!(comm.all_gather_varcount(&mine).unwrap() == varied());
         }
         What::GatherVarcount => {
-            let mine = of_rank::<T>(me, sample.share(me));
+            let mine = sample.given::<T>(me, sample.share(me));
             assert!(comm.gather_varcount(&mine, root).unwrap() == is_root.then(varied));
         }
         What::Scatter => {
-            let all = if is_root { of_all() } else { Vec::new() };
+            let mut all: Vec<T> = Vec::new();
+            if is_root {
+                all.extend((0..world).flat_map(|rank| sample.given::<T>(rank, length)));
+            }
             let part = comm.scatter(&all, length, root).unwrap();
-            assert!(part == data);
+            assert!(part == of_rank::<T>(me, length));
         }
         What::ScatterVarcount => {
-            let (all, counts) = if is_root {
-                (varied().values, &counts[..])
-            } else {
-                (Vec::new(), &[][..])
-            };
+            let mut all: Vec<T> = Vec::new();
+            if is_root {
+                let given = |rank| sample.given::<T>(rank, sample.share(rank));
+                all.extend((0..world).flat_map(given));
+            }
+            let counts = if is_root { &counts[..] } else { &[] };
             let part = comm.scatter_varcount(&all, counts, root).unwrap();
             assert!(part == of_rank::<T>(me, sample.share(me)));
         }
         What::AllToAll => {
             // Other numbers for each two ranks.
             let part = |from: u32, to: u32| of_rank::<T>(from + world * to, length);
-            let all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            let given = |to| sample.given::<T>(me + world * to, length);
+            let all: Vec<T> = (0..world).flat_map(given).collect();
             let expected: Vec<T> = (0..world).flat_map(|from| part(from, me)).collect();
             assert!(comm.all_to_all(&all).unwrap() == expected);
         }
@@ -391,7 +392,8 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
                 of_rank::<T>(from + world * to, length)
             };
             let splits: Vec<usize> = (0..world).map(|to| part(me, to).len()).collect();
-            let mut all: Vec<T> = (0..world).flat_map(|to| part(me, to)).collect();
+            let given = |to| sample.given::<T>(me + world * to, sample.share((me + to) % world));
+            let mut all: Vec<T> = (0..world).flat_map(given).collect();
             // What the splits leave over stays.
             all.push(T::default());
             let parts: Vec<Vec<T>> = (0..world).map(|from| part(from, me)).collect();
@@ -402,7 +404,7 @@ fn moves<T: Value>(comm: &Communicator, sample: &Sample) {
             assert!(comm.all_to_all_varcount(&all, &splits).unwrap() == expected);
         }
         What::AllGatherGrouped => {
-            let mine = of_rank::<T>(me, sample.share(me));
+            let mine = sample.given::<T>(me, sample.share(me));
             let all = comm.all_gather_grouped(&[&mine, &[], &data]).unwrap();
             let equal = Gathered {
                 values: of_all(),

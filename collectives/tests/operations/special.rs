@@ -6,64 +6,28 @@ use super::*;
 /// turns of ranks that look, look for the last time and sleep are met in a long run of operations that are over soon.
 #[test]
 fn small_operations_over_rings_are_right_however_ranks_wait() {
-    for world in 3..=5 {
+    for world in [3, 5] {
         let group = Group::new(Kind::Ring, world);
-        group.run(|comm| {
-            comm.set_layout(Layout::of_slots(&vec![1; world as usize]))
-                .unwrap();
-            let me = comm.rank().0;
-            for round in 0..400 {
-                let length = 1 + round % 37;
-                let value = |rank: u32, at: usize| (round * 7 + at * 3) as i64 + i64::from(rank);
-                let of =
-                    |rank: u32| -> Vec<i64> { (0..length).map(|at| value(rank, at)).collect() };
-
-                let mut data = of(me);
-                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                let sums: Vec<i64> = (0..length)
-                    .map(|at| (0..world).map(|rank| value(rank, at)).sum())
-                    .collect();
-                assert_eq!(data, sums, "all_reduce {round} of {world}");
-
-                let all: Vec<i64> = (0..world).flat_map(of).collect();
-                let gathered = comm.all_gather(&of(me)).unwrap();
-                assert_eq!(gathered, all, "all_gather {round} of {world}");
-
-                let root = round as u32 % world;
-                let mut data = of(me);
-                comm.broadcast(&mut data, Rank(root)).unwrap();
-                assert_eq!(data, of(root), "broadcast {round} of {world}");
-            }
-        });
+        let alone = Layout::of_slots(&vec![1; world as usize]);
+        group.run(|comm| comm.set_layout(alone.clone()).unwrap());
+        let all = Sample::each(Kind::Ring, world, &[DType::I64]).into_iter();
+        let some = all.filter(|sample| sample.op.is_none_or(|op| op == ReduceOp::Sum));
+        let samples: Vec<Sample> = some.flat_map(|one| one.of_lengths(&[1, 5, 37])).collect();
+        run(&group, &samples.repeat(10));
     }
 }
 
 #[test]
 fn a_nan_on_one_rank_reaches_all() {
-    let group = Group::new(Kind::Memory, 3);
-    for op in ReduceOp::ALL {
-        if op == ReduceOp::Adasum || !op.allows(DType::F64) {
-            continue;
-        }
-        let results = group.run(|comm| {
-            let mut data = [
-                1.0,
-                if comm.rank() == Rank(1) {
-                    f64::NAN
-                } else {
-                    2.0
-                },
-            ];
+    let allows = |op: &ReduceOp| *op != ReduceOp::Adasum && op.allows(DType::F64);
+    Group::new(Kind::Memory, 3).run(|comm| {
+        let second = [2.0, f64::NAN, 2.0][comm.rank().index()];
+        for op in ReduceOp::ALL.into_iter().filter(allows) {
+            let mut data = [1.0, second];
             comm.all_reduce(&mut data, op).unwrap();
-            data
-        });
-        for result in results {
-            assert!(
-                !result[0].is_nan() && result[1].is_nan(),
-                "{op}: {result:?}"
-            );
+            assert_eq!(data.map(f64::is_nan), [false, true], "{op}: {data:?}");
         }
-    }
+    });
 }
 
 /// Links are made at first use and only where they are used.
@@ -93,101 +57,6 @@ fn clones_take_turns() {
             }
         });
     });
-}
-
-#[test]
-fn barriers_objects_and_ranks_that_join_are_right_between_hosts() {
-    for (kind, world) in [Kind::Tls, Kind::Quic]
-        .into_iter()
-        .flat_map(|kind| [2, 3, 5].map(|world| (kind, world)))
-    {
-        let group = Group::new(kind, world);
-        let met = std::sync::atomic::AtomicU32::new(0);
-        group.run(|comm| {
-            use std::sync::atomic::Ordering::SeqCst;
-            let me = comm.rank().0;
-            for round in 1..=3 {
-                met.fetch_add(1, SeqCst);
-                comm.barrier().unwrap();
-                assert_eq!(met.load(SeqCst), round * world, "nobody is missing");
-                comm.named("met").barrier().wait().unwrap();
-            }
-
-            let last = world - 1;
-            let text = "x".repeat(50_000);
-            let mine = (me == last).then(|| (last, text.clone()));
-            let got: (u32, String) = comm.broadcast_object(mine, Rank(last)).unwrap();
-            assert_eq!(got, (last, text));
-            let all = comm.all_gather_object(&vec![me; me as usize]).unwrap();
-            let expected: Vec<Vec<u32>> =
-                (0..world).map(|rank| vec![rank; rank as usize]).collect();
-            assert_eq!(all, expected);
-
-            // Each rank has one operation more than the one before it.
-            for round in 0..=me {
-                let mut data = [i64::from(me) + 1];
-                comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                let with_data = (round..world).map(|rank| i64::from(rank) + 1);
-                assert_eq!(data, [with_data.sum::<i64>()], "round {round}");
-            }
-            assert_eq!(comm.join(), Ok(Rank(last)));
-            // It is usable after that.
-            let mut data = [1_u8];
-            comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert_eq!(data, [world as u8]);
-        });
-    }
-}
-
-/// Long copies in shared memory go piece by piece: more of them than there are places, and the last one short.
-#[test]
-fn long_copies_in_shared_memory_arrive_whole() {
-    for world in [2, 3] {
-        let group = Group::new(Kind::Shared, world);
-        group.run(|comm| {
-            let me = comm.rank().0;
-            // For what a root scatters, and what a rank gathers.
-            for length in [(600 << 10) / world as usize + 1, (600 << 10) + 77] {
-                let all: Vec<u8> = (0..world).flat_map(|rank| input(rank, length)).collect();
-                let mine = input::<u8>(me, length);
-                assert!(comm.all_gather(&mine).unwrap() == all);
-                let waits = std::pin::pin!(comm.all_gather_async(&mine));
-                assert!(wait(waits).unwrap() == all, "a task waits as well");
-                for root in 0..world {
-                    let mut data = mine.clone();
-                    comm.broadcast(&mut data, Rank(root)).unwrap();
-                    assert!(data == input::<u8>(root, length));
-                }
-            }
-            let each = (8 << 20) / world as usize + 5;
-            let to = |from: u32| input::<u8>(from, each * world as usize);
-            let expected: Vec<u8> = (0..world)
-                .flat_map(|from| to(from)[each * me as usize..][..each].to_vec())
-                .collect();
-            assert!(comm.all_to_all(&to(me)).unwrap() == expected);
-            // A rank that asks for something else is told so, and what comes next is right.
-            let mut data = vec![me as u8; 600_000];
-            let result = if me == 0 {
-                comm.barrier()
-            } else {
-                comm.broadcast(&mut data, Rank(0))
-            };
-            assert!(
-                matches!(result, Err(CollectiveError::Mismatch { .. })),
-                "{result:?}"
-            );
-            comm.broadcast(&mut data, Rank(1)).unwrap();
-            assert!(data.iter().all(|value| *value == 1));
-        });
-    }
-}
-
-fn wait<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(future)
 }
 
 /// A number that all ranks draw alike.
