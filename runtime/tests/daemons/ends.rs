@@ -80,7 +80,9 @@ impl Bed {
         let token = ["--token-file", token.to_str().unwrap()];
         let short = ["--drain-timeout", "100ms", "--orphan-timeout", "100ms"];
         let nodes = ["one", "two"].map(|name| site.node(name, &[&token[..], &short].concat()));
-        nodes.iter().for_each(|node| drop(node.ready()));
+        for node in &nodes {
+            node.ready();
+        }
         Self {
             site: Some(site),
             nodes: nodes.into(),

@@ -1,5 +1,6 @@
 //! What is wrong from outside: values that do not fit, credentials of others, processes that stand still. Each
 //! is a clear error in bounded time, other calls and jobs go on, and nothing is left.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::time::Duration;
 

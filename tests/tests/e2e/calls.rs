@@ -1,4 +1,5 @@
 //! Calls: order, results, errors, panics, deadlines, cancellation.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::future::poll_fn;
 use std::task::Poll;

@@ -1,4 +1,5 @@
 //! Collectives among real worker processes, inside a node and between nodes.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
