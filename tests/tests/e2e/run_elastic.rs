@@ -119,10 +119,14 @@ async fn node_a(cluster: &TestCluster, word: &str) {
 
 #[test]
 fn a_killed_worker_starts_the_group_anew_and_all_that_exit_with_0_end_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = dir.path().join("said");
+    let said = said.display();
     let script_text = format!(
         "echo $RANK/$WORLD_SIZE try $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS gen $KOLO_GENERATION \
          group $GROUP_RANK/$GROUP_WORLD_SIZE port $MASTER_PORT meet $HOROVOD_GLOO_RENDEZVOUS_PORT; \
-         if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then [ $RANK = 1 ] && kill -9 $$; {WAIT}; fi"
+         [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; : > {said}.$RANK; [ $RANK = 1 ] || {WAIT}; \
+         until [ -e {said}.0 ] && [ -e {said}.2 ]; do sleep 0.01; done; kill -9 $$"
     );
     let out = run(&["-n", "3", "--max-restarts", "2"], &script_text);
     assert_eq!(code(&out), 0, "{out:?}");
