@@ -100,41 +100,6 @@ fn a_runtime_without_a_reactor_can_wait_for_answers() {
 }
 
 #[test]
-fn callers_on_all_kinds_of_executors_get_their_answers_at_the_same_time() {
-    let bed = Arc::new(Bed::new(LONG));
-    let body: Vec<u8> = (0..1_u32 << 20).map(|i| (i >> 3) as u8).collect();
-    let work = |bed: Arc<Bed>, body: Vec<u8>| async move {
-        let mut caller = bed.caller().await;
-        let until = Instant::now() + Duration::from_secs(1);
-        for number in 0.. {
-            // Large ones fill the stream's window and the socket's batches.
-            let length = if number % 50 == 0 { body.len() } else { 64 };
-            caller.ask(number, &body[..length]).await;
-            if Instant::now() > until {
-                return number;
-            }
-        }
-        0
-    };
-    let threads: Vec<_> = (0..6)
-        .map(|index| {
-            let work = work(Arc::clone(&bed), body.clone());
-            thread::spawn(move || match index % 3 {
-                0 => one_thread().block_on(work),
-                1 => {
-                    let runtime = Builder::new_multi_thread().enable_all().build().unwrap();
-                    runtime.block_on(async { tokio::spawn(work).await.unwrap() })
-                }
-                _ => block_on(work),
-            })
-        })
-        .collect();
-    for thread in threads {
-        assert!(thread.join().unwrap() > 0);
-    }
-}
-
-#[test]
 fn driven_work_ends_with_its_handle_its_runtime_or_its_panic() {
     let runtime = TransportRuntime::lent().unwrap();
     let (alive, gone) = mpsc::channel::<()>();

@@ -81,47 +81,45 @@ async fn works([server, client]: &[Connection; 2]) {
     assert_eq!(reply, Ok(HeadReply::Done));
 }
 
+async fn stood_still_together(first: usize) {
+    let (sides, connections) = linked().await;
+    works(&connections).await;
+    let still = [0, 1].map(|side| sides[side].stand_still());
+    tokio::time::sleep(IDLE * 3).await;
+    let mut still = still.map(Some);
+    drop(still[first].take());
+    // One that is back looks for the other one for some time before that is back, too.
+    tokio::time::sleep(IDLE / 10).await;
+    drop(still);
+    works(&connections).await;
+    assert!(connections.iter().all(|one| !one.is_closed()));
+}
+
 #[tokio::test]
 async fn two_sides_that_stood_still_together_have_lost_nothing_however_long_it_was() {
-    for first in [0, 1] {
-        let (sides, connections) = linked().await;
-        works(&connections).await;
-        let still = [0, 1].map(|side| sides[side].stand_still());
-        tokio::time::sleep(IDLE * 3).await;
-        let mut still = still.map(Some);
-        drop(still[first].take());
-        // One that is back looks for the other one for some time before that is back, too.
-        tokio::time::sleep(IDLE / 10).await;
-        drop(still);
-        works(&connections).await;
-        assert!(connections.iter().all(|one| !one.is_closed()));
-    }
+    tokio::join!(stood_still_together(0), stood_still_together(1));
+}
+
+async fn stood_still_alone(side: usize) {
+    let (sides, connections) = linked().await;
+    works(&connections).await;
+    let still = sides[side].stand_still();
+    tokio::time::sleep(IDLE / 2).await;
+    drop(still);
+    works(&connections).await;
+    // For too long, the other one loses it,
+    let still = sides[side].stand_still();
+    let lost = within(connections[1 - side].closed()).await;
+    assert_eq!(lost, ConnectionLost::TimedOut);
+    // and that one finds out when it is back.
+    drop(still);
+    let lost = within(connections[side].closed()).await;
+    assert!(lost.is_retryable(), "{lost}");
 }
 
 #[tokio::test]
-async fn a_side_that_stood_still_for_less_than_the_idle_timeout_is_kept_by_its_peer() {
-    for side in [0, 1] {
-        let (sides, connections) = linked().await;
-        works(&connections).await;
-        let still = sides[side].stand_still();
-        tokio::time::sleep(IDLE / 2).await;
-        drop(still);
-        works(&connections).await;
-    }
-}
-
-#[tokio::test]
-async fn a_side_that_listens_loses_one_that_stands_still_for_too_long() {
-    for side in [0, 1] {
-        let (sides, connections) = linked().await;
-        let still = sides[side].stand_still();
-        let lost = within(connections[1 - side].closed()).await;
-        assert_eq!(lost, ConnectionLost::TimedOut);
-        // And that one finds out when it is back.
-        drop(still);
-        let lost = within(connections[side].closed()).await;
-        assert!(lost.is_retryable(), "{lost}");
-    }
+async fn a_side_that_stands_still_is_kept_for_the_idle_timeout_and_not_longer() {
+    tokio::join!(stood_still_alone(0), stood_still_alone(1));
 }
 
 #[tokio::test]

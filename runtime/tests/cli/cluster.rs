@@ -6,9 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
-use kolo_transport::authority::Authority;
 use kolo_transport::identity::Role;
-use kolo_transport::ids::{ClusterId, DriverId, JobId, NodeId};
+use kolo_transport::ids::{DriverId, JobId, NodeId};
 use kolo_transport::wire::{
     Exit, JobState, LeftOut, MembershipInfo, Milli, NetworkChoice, NetworkReport, NodeInfo,
     Resources, RevokedMember, WorkerState,
@@ -438,21 +437,6 @@ fn a_login_that_can_not_work_is_told_without_the_secret() {
     ];
     let line = fake.kolo(&args).bad(4);
     assert!(line.contains("did not answer in time"), "{line}");
-}
-
-#[test]
-fn a_driver_of_another_cluster_is_refused() {
-    let fake = Fake::new();
-    // The authority of this cluster, with which it knows the head, and a certificate that the head does not take.
-    let other = Authority::create(ClusterId(2)).unwrap();
-    let name = DriverId(10).to_string();
-    other
-        .issue(Role::Driver, &name)
-        .unwrap()
-        .save(&fake.credentials_dir())
-        .unwrap();
-    let line = fake.kolo(&["status"]).bad(5);
-    assert!(line.contains("is not a member of this cluster"), "{line}");
 }
 
 #[test]

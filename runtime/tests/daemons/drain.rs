@@ -98,21 +98,6 @@ fn a_node_does_not_wait_for_ever_and_not_at_all_if_told_twice_or_by_ctrl_c() {
 }
 
 #[test]
-fn a_head_that_is_terminated_waits_for_jobs_and_refuses_new_ones() {
-    let (mut site, _node) = site_with_node(&[], &[]);
-    let mut job = Job::start(&site, "end");
-    site.head.signal(Signal::TERM);
-    site.head.signal(Signal::TERM);
-    site.head.says("waiting for jobs to end");
-    let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);
-    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(error.contains("takes no more jobs"), "{refused:?}");
-    job.end();
-    assert!(job.kolo.end().success(), "{}", job.kolo.printed.text());
-    assert!(site.head.end().success(), "{}", site.head.printed.text());
-}
-
-#[test]
 fn workers_see_nothing_of_what_the_daemon_is_told() {
     let site = Site::new(&[]);
     let token = site.token("token", &[]);

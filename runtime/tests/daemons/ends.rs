@@ -1,11 +1,12 @@
-//! The ways in which a job can end, each with and without a wrapper between kolo and the program.
+//! The ways in which a job can end, each with and without a wrapper between kolo and the program, side by side.
 //!
 //! The program saves its state when it is asked to end, which takes a moment. In every way but a kill it has the time for
 //! that, whatever stands between kolo and the program; and in every way nothing of it is left.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Daemon, KOLO, PATIENCE, Site, command};
 
@@ -35,105 +36,32 @@ for signal in TERM INT HUP QUIT; do trap "save $signal" $signal; done
 trap 'echo "checkpoint $RANK"' USR1
 setsid --fork sh -c 'echo $$ >> "$DIR/pids"; exec sleep 1000' >/dev/null 2>&1
 echo $$ >> "$DIR/pids"
-until [ "$(wc -l < "$DIR/pids")" -ge 4 ]; do sleep 0.02; done
+until [ "$(wc -l < "$DIR/pids")" -ge 4 ]; do sleep 0.05; done
 echo "ready $RANK"
-until [ -e "$DIR/end.$RANK" ]; do sleep 0.02; done
+until [ -e "$DIR/end.$RANK" ]; do sleep 0.05; done
 exit "$(cat "$DIR/end.$RANK")"
 "#;
 
-/// Two ranks that run, on a node each or on this machine alone.
+/// A head and two nodes, or this machine alone.
 struct Bed {
     site: Option<Site>,
     nodes: Vec<Daemon>,
+}
+
+/// A job of two ranks, with a wrapper. On a cluster each has a node of its own.
+struct Run {
+    wrapper: &'static str,
     kolo: Daemon,
     dir: tempfile::TempDir,
 }
 
-impl Bed {
-    /// A head and two nodes, with a rank on each.
-    fn cluster(wrapper: &str) -> Self {
-        let site = Site::new(&[]);
-        let token = site.token("token", &[]);
-        let token = token.to_str().unwrap();
-        let nodes = ["one", "two"].map(|name| {
-            let node = site.node(
-                name,
-                &[
-                    "--token-file",
-                    token,
-                    "--drain-timeout",
-                    "100ms",
-                    "--orphan-timeout",
-                    "100ms",
-                ],
-            );
-            node.ready();
-            node
-        });
-        let mut kolo = command(KOLO);
-        kolo.args(["--head", &site.address.to_string()])
-            .arg("--credentials")
-            .arg(site.admin())
-            .args(["--connect-timeout", "30"]);
-        Self::run(Some(site), nodes.into(), kolo, wrapper)
-    }
-
-    /// Without daemons.
-    fn local(wrapper: &str) -> Self {
-        Self::run(None, Vec::new(), command(KOLO), wrapper)
-    }
-
-    fn run(
-        site: Option<Site>,
-        nodes: Vec<Daemon>,
-        mut kolo: std::process::Command,
-        wrapper: &str,
-    ) -> Self {
-        let dir = tempfile::TempDir::with_prefix("kolo-test-").unwrap();
-        let program = dir.path().join("program");
-        std::fs::write(&program, PROGRAM).unwrap();
-        let options = [
-            "run",
-            "-n",
-            "2",
-            "--cpus-per-worker",
-            "0.5",
-            "--grace",
-            "60",
-        ];
-        kolo.args(options);
-        if site.is_some() {
-            kolo.args(["--nnodes", "2", "--nproc-per-node", "1"]);
-        }
-        kolo.arg("--env")
-            .arg(format!("DIR={}", dir.path().display()))
-            .args(["--", "sh", "-c", wrapper, "sh"])
-            .arg(&program);
-        let kolo = Daemon::spawn(kolo);
-        for rank in 0..2 {
-            kolo.says(&format!("ready {rank}"));
-        }
-        let bed = Self {
-            site,
-            nodes,
-            kolo,
-            dir,
-        };
-        if let Some(site) = &bed.site {
-            // The programs may run before the head has heard of both of them.
-            until("the job is healthy", || {
-                site.json(&["jobs"])[0]["state"] == "healthy"
-            });
-        }
-        bed
-    }
-
+impl Run {
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn site(&self) -> &Site {
-        self.site.as_ref().expect("a cluster")
+    fn name(&self) -> &str {
+        self.dir.path().file_name().unwrap().to_str().unwrap()
     }
 
     /// A rank ends by itself.
@@ -143,19 +71,152 @@ impl Bed {
         std::fs::write(&whole, format!("{code}\n")).unwrap();
         std::fs::rename(whole, self.path(&format!("end.{rank}"))).unwrap();
     }
+}
 
-    /// The node that has a rank, and its warden.
-    fn node_of(&self, rank: u32) -> (usize, u32) {
-        let job = &self.site().json(&["jobs"])[0]["job"];
-        let job = self.site().json(&["jobs", job.as_str().unwrap()]);
-        let worker = &job["workers"][rank as usize];
-        let pid = worker["pid"].as_u64().unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let mut after_name = stat.rsplit(')').next().unwrap().split_whitespace();
-        let warden: u32 = after_name.nth(1).unwrap().parse().unwrap();
-        let node = &worker["node"];
-        let is_it = |daemon: &Daemon| daemon.ready()["node"] == *node;
-        (self.nodes.iter().position(is_it).unwrap(), warden)
+impl Bed {
+    fn cluster() -> Self {
+        let site = Site::new(&[]);
+        let token = site.token("token", &[]);
+        let token = ["--token-file", token.to_str().unwrap()];
+        let short = ["--drain-timeout", "100ms", "--orphan-timeout", "100ms"];
+        let nodes = ["one", "two"].map(|name| site.node(name, &[&token[..], &short].concat()));
+        for node in &nodes {
+            node.ready();
+        }
+        Self {
+            site: Some(site),
+            nodes: nodes.into(),
+        }
+    }
+
+    fn local() -> Self {
+        Self {
+            site: None,
+            nodes: Vec::new(),
+        }
+    }
+
+    fn site(&self) -> &Site {
+        self.site.as_ref().expect("a cluster")
+    }
+
+    fn start(&self, (name, wrapper): (&'static str, &str)) -> Run {
+        let dir = tempfile::TempDir::with_prefix("kolo-test-").unwrap();
+        let program = dir.path().join("program");
+        std::fs::write(&program, PROGRAM).unwrap();
+        let mut kolo = command(KOLO);
+        if let Some(site) = &self.site {
+            kolo.args(["--head", &site.address.to_string()]);
+            kolo.arg("--credentials").arg(site.admin());
+            kolo.args(["--connect-timeout", "30"]);
+        }
+        kolo.args(["run", "-n", "2", "--cpus-per-worker", "0.1"]);
+        if self.site.is_some() {
+            kolo.args(["--nnodes", "2", "--nproc-per-node", "1"]);
+        }
+        kolo.args(["--grace", "60", "--name"]);
+        kolo.arg(dir.path().file_name().unwrap());
+        kolo.arg("--env");
+        kolo.arg(format!("DIR={}", dir.path().display()));
+        kolo.args(["--", "sh", "-c", wrapper, "sh"]).arg(&program);
+        Run {
+            wrapper: name,
+            kolo: Daemon::spawn(kolo),
+            dir,
+        }
+    }
+
+    /// What the head says of a job.
+    fn job_of(&self, run: &Run) -> serde_json::Value {
+        let jobs = self.site().json(&["jobs"]);
+        let mut jobs = jobs.as_array().unwrap().iter();
+        jobs.find(|job| job["name"] == run.name()).unwrap().clone()
+    }
+
+    /// The nodes that the ranks of a job have, and their wardens.
+    fn places_of(&self, run: &Run) -> [(usize, i32); 2] {
+        let job = self.job_of(run);
+        [0, 1].map(|rank| {
+            let worker = &job["workers"][rank];
+            let pid = worker["pid"].as_u64().unwrap();
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let mut after_name = stat.rsplit(')').next().unwrap().split_whitespace();
+            let warden = after_name.nth(1).unwrap().parse().unwrap();
+            let is_it = |daemon: &Daemon| daemon.ready()["node"] == worker["node"];
+            let node = self.nodes.iter().position(is_it).unwrap();
+            (node, warden)
+        })
+    }
+
+    /// Ends a job behind every wrapper in this way, and looks at what is left.
+    fn try_all(&self, end: impl Fn(&[Run]) -> Vec<Expected>) {
+        let mut runs: Vec<Run> = WRAPPERS.map(|wrapper| self.start(wrapper)).into();
+        for run in &runs {
+            run.kolo.says("ready 0");
+            run.kolo.says("ready 1");
+            // The programs may run before the head has heard of both of them.
+            if self.site.is_some() {
+                until("the job is healthy", || {
+                    self.job_of(run)["state"] == "healthy"
+                });
+            }
+        }
+        let expected = end(&runs);
+        assert_eq!(expected.len(), runs.len());
+        for (run, expected) in runs.iter_mut().zip(expected) {
+            let name = run.wrapper;
+            let status = run.kolo.end();
+            let text = run.kolo.printed.text();
+            if let Some(code) = expected.code {
+                assert_eq!(status.code(), Some(code), "{name}: {text}");
+            }
+            let pids = std::fs::read_to_string(run.path("pids")).unwrap();
+            assert_eq!(pids.lines().count(), 4, "{name}: {pids}");
+            for pid in pids.lines() {
+                until(&format!("{pid} is gone, behind {name}"), || {
+                    !is_running(pid)
+                });
+            }
+            for (rank, expected) in expected.saved.into_iter().enumerate() {
+                let saved = std::fs::read_to_string(run.path(&format!("saved.{rank}"))).ok();
+                let saved = saved.as_deref().map(str::trim_end);
+                let logs: Vec<String> = self.nodes.iter().map(|it| it.printed.text()).collect();
+                let logs = logs.join("\n");
+                assert_eq!(saved, expected, "rank {rank} behind {name}: {text}\n{logs}");
+            }
+        }
+    }
+
+    /// As [`Bed::try_all`], with something that happens to one job after the other.
+    fn try_each(&self, end: impl Fn(&Run) -> Expected) {
+        self.try_all(|runs| runs.iter().map(&end).collect());
+    }
+
+    /// The ways that do the daemons no harm.
+    fn end_by_itself_and_by_the_launcher(&self) {
+        self.try_each(|run| {
+            run.end(0, 0);
+            run.end(1, 0);
+            expect([None, None], 0)
+        });
+        self.try_each(|run| {
+            run.end(1, 3);
+            expect([Some("TERM"), None], 3)
+        });
+        for (signal, code, first) in [
+            (Signal::TERM, 143, "TERM"),
+            (Signal::INT, 130, "INT"),
+            (Signal::ALARM, 142, "TERM"),
+        ] {
+            self.try_each(|run| {
+                // That is not an end.
+                run.kolo.signal(Signal::USR1);
+                run.kolo.says("checkpoint 0");
+                run.kolo.says("checkpoint 1");
+                run.kolo.signal(signal);
+                expect([Some(first), Some(first)], code)
+            });
+        }
     }
 }
 
@@ -174,6 +235,14 @@ fn expect(saved: [Option<&'static str>; 2], code: impl Into<Option<i32>>) -> Exp
 
 const BOTH: [Option<&str>; 2] = [Some("TERM"), Some("TERM")];
 
+/// The ranks at lost places can't save.
+fn without<T>(places: &[[T; 2]], is_lost: impl Fn(&T) -> bool) -> Vec<Expected> {
+    let saved = |place: &T| (!is_lost(place)).then_some("TERM");
+    let each = places.iter();
+    each.map(|[one, other]| expect([saved(one), saved(other)], 1))
+        .collect()
+}
+
 #[track_caller]
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let begin = std::time::Instant::now();
@@ -185,143 +254,82 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
 
 fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        !stat
-            .rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.starts_with(" Z"))
+        let after_name = stat.rsplit(')').next();
+        !after_name.is_some_and(|rest| rest.starts_with(" Z"))
     })
 }
 
-/// Ends a job in this way behind every wrapper, and looks at what is left.
-fn try_all(start: fn(&str) -> Bed, end: impl Fn(&mut Bed) -> Expected) {
-    for (name, wrapper) in WRAPPERS {
-        let mut bed = start(wrapper);
-        let pids = std::fs::read_to_string(bed.path("pids")).unwrap();
-        assert_eq!(pids.lines().count(), 4, "{name}: {pids}");
-        let expected = end(&mut bed);
-        let status = bed.kolo.end();
-        let text = bed.kolo.printed.text();
-        if let Some(code) = expected.code {
-            assert_eq!(status.code(), Some(code), "{name}: {text}");
-        }
-        for pid in pids.lines() {
-            until(&format!("{pid} is gone, behind {name}"), || {
-                !is_running(pid)
-            });
-        }
-        for (rank, expected) in expected.saved.into_iter().enumerate() {
-            let saved = std::fs::read_to_string(bed.path(&format!("saved.{rank}"))).ok();
-            let saved = saved.as_deref().map(str::trim_end);
-            let logs: Vec<String> = bed.nodes.iter().map(|node| node.printed.text()).collect();
-            assert_eq!(
-                saved,
-                expected,
-                "rank {rank} behind {name}: {text}\n{}",
-                logs.join("\n")
-            );
-        }
-    }
+#[test]
+fn jobs_on_this_machine_end() {
+    let bed = Bed::local();
+    bed.end_by_itself_and_by_the_launcher();
+    // Head and nodes are in the launcher: nobody is left to give the workers time.
+    bed.try_each(|run| {
+        run.kolo.signal(Signal::KILL);
+        expect([None, None], None)
+    });
 }
 
 #[test]
-fn all_ranks_end_by_themselves() {
-    for start in [Bed::local, Bed::cluster] {
-        try_all(start, |bed| {
-            bed.end(0, 0);
-            bed.end(1, 0);
-            expect([None, None], 0)
-        });
-    }
-}
-
-#[test]
-fn a_rank_fails() {
-    for start in [Bed::local, Bed::cluster] {
-        try_all(start, |bed| {
-            bed.end(1, 3);
-            expect([Some("TERM"), None], 3)
-        });
-    }
-}
-
-#[test]
-fn an_operator_stops_the_job() {
-    try_all(Bed::cluster, |bed| {
-        let jobs = bed.site().json(&["jobs"]);
-        bed.site()
-            .operator(&["stop", jobs[0]["job"].as_str().unwrap()]);
+fn jobs_on_a_cluster_end() {
+    let bed = Bed::cluster();
+    bed.end_by_itself_and_by_the_launcher();
+    // An operator stops them.
+    bed.try_each(|run| {
+        let job = bed.job_of(run);
+        bed.site().operator(&["stop", job["job"].as_str().unwrap()]);
+        expect(BOTH, None)
+    });
+    bed.try_each(|run| {
+        run.kolo.signal(Signal::KILL);
         expect(BOTH, None)
     });
 }
 
 #[test]
-fn the_launcher_is_signalled() {
-    for start in [Bed::local, Bed::cluster] {
-        for (signal, code, first) in [
-            (Signal::TERM, 143, "TERM"),
-            (Signal::INT, 130, "INT"),
-            (Signal::ALARM, 142, "TERM"),
-        ] {
-            try_all(start, |bed| {
-                // That is not an end.
-                bed.kolo.signal(Signal::USR1);
-                bed.kolo.says("checkpoint 0");
-                bed.kolo.says("checkpoint 1");
-                bed.kolo.signal(signal);
-                expect([Some(first), Some(first)], code)
-            });
+fn the_warden_of_a_rank_is_killed() {
+    let bed = Bed::cluster();
+    bed.try_all(|runs| {
+        let places: Vec<_> = runs.iter().map(|run| bed.places_of(run)).collect();
+        let killed: BTreeSet<i32> = places.iter().map(|[_, (_, warden)]| *warden).collect();
+        for warden in &killed {
+            kill_process(Pid::from_raw(*warden).unwrap(), Signal::KILL).unwrap();
         }
-    }
+        without(&places, |(_, warden)| killed.contains(warden))
+    });
 }
 
 #[test]
 fn the_node_of_a_rank_is_drained() {
-    try_all(Bed::cluster, |bed| {
+    let bed = Bed::cluster();
+    bed.try_all(|runs| {
         // A barrier before the checkpoint: no rank may have its notice later than another.
-        std::fs::write(bed.path("together"), "").unwrap();
-        let (node, _) = bed.node_of(1);
+        for run in runs {
+            std::fs::write(run.path("together"), "").unwrap();
+        }
+        let [_, (node, _)] = bed.places_of(&runs[0]);
         bed.nodes[node].signal(Signal::TERM);
-        expect(BOTH, None)
-    });
-}
-
-#[test]
-fn the_launcher_is_killed() {
-    try_all(Bed::cluster, |bed| {
-        bed.kolo.signal(Signal::KILL);
-        expect(BOTH, None)
-    });
-    // Head and nodes are in the launcher: nobody is left to give the workers time.
-    try_all(Bed::local, |bed| {
-        bed.kolo.signal(Signal::KILL);
-        expect([None, None], None)
+        runs.iter().map(|_| expect(BOTH, None)).collect()
     });
 }
 
 #[test]
 fn the_head_is_killed() {
     // The launcher ends without it, and nodes end a job that has neither.
-    try_all(Bed::cluster, |bed| {
+    let bed = Bed::cluster();
+    bed.try_all(|runs| {
         bed.site().head.signal(Signal::KILL);
-        expect(BOTH, 4)
+        runs.iter().map(|_| expect(BOTH, 4)).collect()
     });
 }
 
 #[test]
 fn the_node_of_a_rank_is_killed() {
-    try_all(Bed::cluster, |bed| {
-        let (node, _) = bed.node_of(1);
-        bed.nodes[node].signal(Signal::KILL);
-        expect([Some("TERM"), None], 1)
-    });
-}
-
-#[test]
-fn the_warden_of_a_rank_is_killed() {
-    try_all(Bed::cluster, |bed| {
-        let (_, warden) = bed.node_of(1);
-        let warden = rustix::process::Pid::from_raw(warden.cast_signed()).unwrap();
-        rustix::process::kill_process(warden, Signal::KILL).unwrap();
-        expect([Some("TERM"), None], 1)
+    let bed = Bed::cluster();
+    bed.try_all(|runs| {
+        let places: Vec<_> = runs.iter().map(|run| bed.places_of(run)).collect();
+        let [_, (lost, _)] = places[0];
+        bed.nodes[lost].signal(Signal::KILL);
+        without(&places, |(node, _)| *node == lost)
     });
 }

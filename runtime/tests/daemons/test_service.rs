@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use crate::drain::{Job, site_with_node};
 use crate::process::{KOLO, command};
 
-/// `test_shutdown_during_request_basic`: five requests run when the service is shut down. It waits for all of them, and all
-/// succeed.
+/// `test_shutdown_during_request_basic`: five requests run when the service is shut down. It waits for all of them, refuses new
+/// ones, and all succeed.
 #[test]
 fn test_shutdown_during_request_basic() {
     let (mut site, _node) = site_with_node(&[], &[]);
@@ -15,8 +15,13 @@ fn test_shutdown_during_request_basic() {
     let mut jobs: Vec<Job> = (0..5)
         .map(|number| Job::with(&site, &format!("end{number}"), "echo slept"))
         .collect();
+    // As `timeout` does it: the same again is no second signal.
+    site.head.signal(Signal::TERM);
     site.head.signal(Signal::TERM);
     site.head.says("waiting for jobs to end");
+    let refused = site.kolo(&site.admin(), &["run", "-n", "1", "--", "true"]);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(error.contains("takes no more jobs"), "{refused:?}");
     let last = jobs.pop().unwrap();
     for mut job in jobs.into_iter().chain([last]) {
         assert!(site.head.is_running(), "{}", site.head.printed.text());

@@ -151,12 +151,13 @@ async fn only_the_owner_attaches_and_only_to_the_current_generation() {
 }
 
 #[tokio::test]
-async fn calls_for_another_generation_or_rank_are_answered() {
+async fn what_is_wrong_is_answered_and_ends_nothing_else() {
     let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
+    let job = bed.healthy(2, "").await;
     let mut calls = job.attach().await;
+    // Calls for another generation, or another rank.
     let frame = CallFrame::Call {
-        call: CallId(7),
+        call: CallId(700),
         generation: Generation(2),
         ranks: vec![Rank(0)],
         deadline_ms: None,
@@ -166,7 +167,7 @@ async fn calls_for_another_generation_or_rank_are_answered() {
     };
     calls.stream.send.send(&frame, &[]).await.unwrap();
     let (call, rank, outcome, _) = calls.result().await;
-    assert_eq!((call, rank), (CallId(7), Rank(0)));
+    assert_eq!((call, rank), (CallId(700), Rank(0)));
     assert_eq!(kind(outcome), FailureKind::Stale);
     calls.send(&[5, 0], "rank", b"").await;
     let mut results = [calls.result().await, calls.result().await];
@@ -174,15 +175,8 @@ async fn calls_for_another_generation_or_rank_are_answered() {
     assert_eq!(results[0].2, Outcome::Returned);
     assert_eq!(results[1].1, Rank(5));
     assert_eq!(kind(results[1].2.clone()), FailureKind::NoSuchRank);
-    job.stop().await;
-    bed.end().await;
-}
 
-#[tokio::test]
-async fn c1_a_rank_that_is_named_twice_runs_the_call_once() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(2, "").await;
-    let mut calls = job.attach().await;
+    // C-1: a rank that is named twice runs the call once, and nothing more comes of it.
     let call = calls.send(&[1, 0, 1, 1, 0], "rank", b"").await;
     let mut results = [calls.result().await, calls.result().await];
     results.sort_by_key(|result| result.1);
@@ -190,9 +184,18 @@ async fn c1_a_rank_that_is_named_twice_runs_the_call_once() {
         assert_eq!((answered, from), (call, Rank(rank as u32)));
         assert_eq!(outcome, Outcome::Returned);
     }
-    // Nothing more comes of it.
-    assert_eq!(calls.call(0, "rank").await, "0");
+    // A result that nobody asked for is dropped.
+    assert_eq!(calls.call(0, "unasked").await, "asked");
     assert_eq!(calls.call(1, "rank").await, "1");
+
+    // Nonsense from a driver ends its channel only.
+    let connection = bed.connect().await;
+    let mut stream = attach(&connection, job.id, 1).await.unwrap();
+    let nonsense = [0, 0, 0, 1, 0, 0, 0, 0, 0xc1];
+    stream.send.send_encoded(&nonsense).await.unwrap();
+    let end = soon(stream.recv.next::<CallReply>()).await;
+    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
+    assert_eq!(calls.call(0, "rank").await, "0");
     job.stop().await;
     bed.end().await;
 }
@@ -302,35 +305,6 @@ async fn a_worker_that_answers_nonsense_is_killed() {
     let (failure, _) = calls.loss().await;
     let reason = failure.reason.unwrap();
     assert!(reason.contains("closed its call socket"), "{reason}");
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn a_result_that_nobody_asked_for_is_dropped() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let mut calls = job.attach().await;
-    assert_eq!(calls.call(0, "unasked").await, "asked");
-    job.stop().await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn nonsense_from_a_driver_ends_its_channel_only() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let connection = bed.connect().await;
-    let mut stream = attach(&connection, job.id, 1).await.unwrap();
-    stream
-        .send
-        .send_encoded(&[0, 0, 0, 1, 0, 0, 0, 0, 0xc1])
-        .await
-        .unwrap();
-    let end = soon(stream.recv.next::<CallReply>()).await;
-    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
-    let mut calls = job.attach().await;
-    assert_eq!(calls.call(0, "rank").await, "0");
     job.stop().await;
     bed.end().await;
 }

@@ -16,20 +16,6 @@ use kolo_transport::{
 use crate::bed::{Bed, Head, is_running, node_config, soon};
 
 #[tokio::test]
-async fn a_node_tells_what_it_is() {
-    let bed = Bed::start().await;
-    let registration = soon(bed.head.registrations.lock().await.recv())
-        .await
-        .unwrap();
-    assert_eq!(registration.node, bed.node.id());
-    assert_eq!(registration.hostname, "bed");
-    assert_eq!(registration.address, bed.node.address());
-    assert_eq!(registration.resources.to_string(), "4 cpus, 4 gpus");
-    assert!(registration.jobs.is_empty());
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn workers_live_on_while_the_head_is_away_and_it_learns_everything_after() {
     let bed = Bed::start().await;
     let job = bed.healthy(3, "").await;
@@ -324,25 +310,6 @@ async fn wrong_credentials_and_settings_are_errors() {
 
     let error = start(&|config| config.listen = "192.0.2.1:1".parse().unwrap()).await;
     assert!(matches!(error, NodeError::Bind(_)), "{error}");
-}
-
-#[tokio::test]
-async fn a_node_can_start_again_with_what_it_was() {
-    let runtime = TransportRuntime::new(1).unwrap();
-    let head = lonely(&runtime);
-    let config = node_config(&runtime, &head);
-    let first = soon(Node::start(config.clone())).await.unwrap();
-    let id = first.id();
-    soon(first.stop()).await;
-    let second = soon(Node::start(config)).await.unwrap();
-    assert_eq!(second.id(), id);
-    // Two at once in one process are two nodes.
-    let other = soon(Node::start(node_config(&runtime, &head)))
-        .await
-        .unwrap();
-    assert_ne!(other.id(), id);
-    assert_ne!(other.address(), second.address());
-    tokio::join!(second.stop(), other.stop());
 }
 
 #[tokio::test]

@@ -75,6 +75,11 @@ async fn lines_come_with_rank_and_stream_while_they_are_printed_and_after() {
     assert!(seen.iter().all(|line| line.rank == Rank(0)));
     assert!(seen.is_sorted_by_key(|line| line.seq));
     calls.call(1, "print:1").await;
+    // Without following, the stream ends though the job goes on.
+    let mut now = logs(&connection, id, &[], None, false).await.unwrap();
+    rest(&mut now).await;
+    let unknown = logs(&connection, JobId(1), &[], None, true).await;
+    assert_eq!(unknown.unwrap_err().kind, RefusalKind::NotFound);
     job.stop().await;
     // The end of the job ends the stream, with everything that was said.
     let lines = own(rest(&mut follower).await);
@@ -89,20 +94,5 @@ async fn lines_come_with_rank_and_stream_while_they_are_printed_and_after() {
     assert_eq!(own(rest(&mut one).await).len(), 2);
     let mut tail = logs(&connection, id, &[], Some(1), false).await.unwrap();
     assert_eq!(rest(&mut tail).await.len(), 2, "one line of each rank");
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn without_follow_the_stream_ends_at_once() {
-    let bed = Bed::start().await;
-    let job = bed.healthy(1, "").await;
-    let connection = bed.connect().await;
-    let mut stream = logs(&connection, job.id, &[], None, false).await.unwrap();
-    rest(&mut stream).await;
-    let refusal = logs(&connection, JobId(1), &[], None, true)
-        .await
-        .unwrap_err();
-    assert_eq!(refusal.kind, RefusalKind::NotFound);
-    job.stop().await;
     bed.end().await;
 }

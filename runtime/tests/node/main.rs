@@ -4,7 +4,6 @@
 mod bed;
 mod calls;
 mod daemon;
-mod elastic;
 mod life;
 mod link;
 mod logs;

@@ -6,7 +6,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -34,11 +33,8 @@ struct Seen {
 
 struct Worker {
     calls: UnixStream,
-    control: Arc<OwnedFd>,
     rank: Rank,
-    generation: Generation,
     seen: Arc<Seen>,
-    peers: Receiver<(Rank, OwnedFd)>,
 }
 
 /// Takes over an inherited descriptor.
@@ -73,10 +69,6 @@ pub(crate) fn run() -> ! {
     let control = Arc::new(inherited(4));
     let mode = std::env::var(MODE).unwrap_or_default();
     match mode.as_str() {
-        "exit" => {
-            eprintln!("nothing to do");
-            std::process::exit(3);
-        }
         "garbage" => {
             let mut socket = UnixStream::from(control.try_clone().unwrap());
             socket.write_all(&[0xff; 64]).unwrap();
@@ -108,7 +100,6 @@ pub(crate) fn run() -> ! {
     let welcome = hear(&control, &mut receiver).unwrap().0;
     let ToWorker::Welcome {
         member,
-        generation,
         needs_data_plane,
         ..
     } = welcome
@@ -134,18 +125,14 @@ pub(crate) fn run() -> ! {
     }
     say(&control, &FromWorker::Ready { address: None });
     let seen = Arc::new(Seen::default());
-    let (sender, peers) = mpsc::channel();
     std::thread::spawn({
         let (control, seen, mode) = (control.clone(), seen.clone(), mode.clone());
-        move || listen(&control, &seen, &sender, receiver, &mode)
+        move || listen(&control, &seen, receiver, &mode)
     });
     let worker = Worker {
         calls,
-        control,
         rank: member.rank,
-        generation,
         seen,
-        peers,
     };
     worker.serve();
     // The node has closed the calls; what ends the process is the control socket.
@@ -158,14 +145,8 @@ fn forever() -> ! {
     }
 }
 
-fn listen(
-    control: &OwnedFd,
-    seen: &Seen,
-    peers: &Sender<(Rank, OwnedFd)>,
-    mut receiver: FdReceiver,
-    mode: &str,
-) {
-    while let Some((message, mut fds)) = hear(control, &mut receiver) {
+fn listen(control: &OwnedFd, seen: &Seen, mut receiver: FdReceiver, mode: &str) {
+    while let Some((message, _)) = hear(control, &mut receiver) {
         match message {
             ToWorker::Cancel { call } => {
                 seen.cancelled.lock().unwrap().insert(call);
@@ -177,13 +158,13 @@ fn listen(
                     std::process::exit(0);
                 }
             }
-            ToWorker::Peer { rank, .. } => peers.send((rank, fds.pop().unwrap())).unwrap(),
             ToWorker::Membership(table) => {
                 let generation = table.generation;
                 println!("membership {}", table.world_size());
                 say(control, &FromWorker::Taken { generation });
             }
             ToWorker::Welcome { .. }
+            | ToWorker::Peer { .. }
             | ToWorker::Certificate { .. }
             | ToWorker::Revoke { .. }
             | ToWorker::Hold { .. }
@@ -285,17 +266,6 @@ impl Worker {
                     failed(FailureKind::Error, "no file came")
                 }
             }
-            "ignore-term" => {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .unwrap();
-                let _entered = runtime.enter();
-                let kind = tokio::signal::unix::SignalKind::terminate();
-                // The handler stays in place when the listener is gone.
-                drop(tokio::signal::unix::signal(kind).unwrap());
-                returned(Vec::new())
-            }
             "grandchild" => {
                 // Leaves its session, so that only the warden can find it.
                 let child = Command::new("setsid").args(["sleep", "3600"]).spawn();
@@ -330,33 +300,8 @@ impl Worker {
                 (&self.calls).write_all(&out).unwrap();
                 returned(b"asked".to_vec())
             }
-            "swap" => returned(self.swap(Rank(argument.parse().unwrap()), body)),
             other => failed(FailureKind::UnknownTarget, other),
         }
-    }
-
-    /// Connects to a rank of this node, and swaps a message with it. The higher rank asks twice: each time both get a socket.
-    fn swap(&self, peer: Rank, message: &[u8]) -> Vec<u8> {
-        let ask = FromWorker::ConnectPeer {
-            rank: peer,
-            generation: self.generation,
-        };
-        if self.rank > peer {
-            say(&self.control, &ask);
-            say(&self.control, &ask);
-        }
-        let (from, socket) = self.peers.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(from, peer);
-        let mut socket = UnixStream::from(socket);
-        socket.set_nonblocking(false).unwrap();
-        let text = format!("{} {}", self.rank, String::from_utf8_lossy(message));
-        socket.write_all(text.as_bytes()).unwrap();
-        socket.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut answer = Vec::new();
-        socket.read_to_end(&mut answer).unwrap();
-        let (from, _second) = self.peers.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(from, peer);
-        answer
     }
 }
 

@@ -137,26 +137,6 @@ fn a_node_that_hangs_is_ended_by_force() {
     assert!(!is_running(pid));
 }
 
-#[test]
-fn a_detached_launch_that_fails_leaves_nothing() {
-    let Some(servers) = Servers::start(1) else {
-        return;
-    };
-    let hosts = format!("{},127.0.0.99:1", servers.hosts());
-    let output = servers
-        .up(&["--detach", "--hosts", &hosts])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(4));
-    let err = texts(&output).1;
-    assert!(err.contains("1 of 2 hosts did not come up"), "{err}");
-    soon("the node's folder to go", || {
-        (servers.node_dirs(0) == 0).then_some(())
-    });
-    let output = down(&servers, &[]).output().unwrap();
-    assert!(texts(&output).1.contains("nothing is up"), "{output:?}");
-}
-
 /// In `sh`, on a cluster that is up, after it has made the file `started`.
 fn job(servers: &Servers, up: &Value, started: &std::path::Path, script: &str) -> Launched {
     let script = format!("touch '{}'; {script}", started.display());
@@ -320,6 +300,6 @@ fn what_a_killed_detached_launch_has_left_is_on_record() {
     let left = ended[0]["given_up"].as_str().unwrap();
     assert!(left.contains("the head knows no node of it"), "{left}");
     assert_eq!(ended[1]["host"], "head");
-    assert!(!is_running(head));
+    gone(head);
     servers.nothing_is_left();
 }

@@ -49,18 +49,6 @@ impl Job {
         on(&mut kolo, up);
         Self::start(kolo, workers)
     }
-
-    /// Waits until it has failed and nothing of it is left.
-    #[track_caller]
-    pub(crate) fn fails(mut self, code: i32, part: &str) {
-        let ended = self.kolo.wait();
-        let err = self.kolo.stderr();
-        assert_eq!(ended, Some(code), "{err}");
-        assert!(err.contains(part), "{err}");
-        for pid in self.pids {
-            gone(pid);
-        }
-    }
 }
 
 /// All is up, and runs on.

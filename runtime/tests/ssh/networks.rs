@@ -3,16 +3,14 @@
 use std::process::Command;
 
 use kolo_harness::netns::{self, Host, Lab};
-use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::jobs::Job;
-use crate::servers::{Launched, Servers, gone, is_running, node_pids, on, texts};
+use crate::servers::{Servers, gone, is_running, node_pids, on, texts};
 
 /// A launcher and hosts `a` and `b`, each with an ssh server, in one network.
 struct World {
     servers: Servers,
-    launcher: Host,
     hosts: Vec<Host>,
     /// As they are called, with slots: the first by its name, the second by its address.
     list: String,
@@ -62,7 +60,6 @@ impl World {
         };
         Some(Self {
             servers,
-            launcher,
             hosts,
             list,
             _lab: lab,
@@ -148,21 +145,13 @@ fn hosts_of_either_family_come_up_run_a_job_and_go_down() {
             "two hosts and the head: {rows}"
         );
         world.servers.nothing_is_left();
-    }
-}
 
-#[test]
-fn a_program_runs_on_hosts_of_either_family() {
-    for prefix in ["fd01::", "10.1.0."] {
-        let Some(world) = World::new(prefix) else {
-            return;
-        };
+        // And a program on hosts of its own.
         let mut run = world.servers.kolo(&["run", "-H", &world.list]);
         run.args(["--remote-program", env!("CARGO_BIN_EXE_kolo-node")]);
         run.args(["--", "sh", "-c", TELLS]);
-        let out = succeeds(run);
         assert_eq!(
-            sorted(&out),
+            sorted(&succeeds(run)),
             [
                 format!("[0]<stdout>:a {prefix}1 {prefix}100"),
                 format!("[1]<stdout>:{prefix}2 {prefix}1 {prefix}100"),
@@ -208,25 +197,4 @@ fn a_host_that_was_given_up_while_its_cable_was_cut_ends_its_node_when_it_is_bac
         "a host and the head: {rows}"
     );
     world.servers.nothing_is_left();
-}
-
-#[test]
-fn a_host_whose_cable_is_cut_ends_its_part_of_the_job_by_itself() {
-    let Some(world) = World::new("fd01::") else {
-        return;
-    };
-    let mut launch = Launched::start(world.up(&["--lease", "2"]));
-    let up = launch.ready();
-    let mut run = world.servers.kolo(&["run", "-n", "3"]);
-    on(&mut run, &up);
-    let job = Job::start(run, 3);
-    world.hosts[1].ip("link set eth0 down").unwrap();
-    // All of it, on the host that nobody reaches, too.
-    job.fails(1, " on fd01::2 (pid ");
-    gone(node_pids(&up)[1]);
-    assert!(is_running(node_pids(&up)[0]));
-    launch.signal(Signal::INT);
-    launch.wait();
-    world.servers.nothing_is_left();
-    drop(world.launcher);
 }

@@ -11,18 +11,11 @@ use super::servers::{Launched, Servers, on};
 fn run(servers: &Servers, script: &str) -> Output {
     let hosts = servers.hosts();
     let node = env!("CARGO_BIN_EXE_kolo-node");
-    let args = [
-        "run",
-        "-H",
-        &hosts,
-        "--remote-program",
-        node,
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    servers.kolo(&args).output().unwrap()
+    let mut kolo = servers.kolo(&["run", "-H", &hosts, "--remote-program", node]);
+    kolo.args(["--pass-env", "*", "--", "sh", "-c", script]);
+    // Of the launcher's own group.
+    kolo.envs([("RANK", "5"), ("WORLD_SIZE", "9"), ("SLURM_PROCID", "7")]);
+    kolo.env("MINE", "yes").output().unwrap()
 }
 
 #[test]
@@ -30,67 +23,25 @@ fn a_program_runs_on_hosts_in_their_order_and_no_node_is_left() {
     let Some(servers) = Servers::start(2) else {
         return;
     };
-    let out = run(
-        &servers,
-        "echo $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $KOLO_HOSTNAME",
-    );
+    let tell = "echo $GROUP_RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $KOLO_HOSTNAME $RANK/$WORLD_SIZE $MINE ${SLURM_PROCID-none}";
+    let out = run(&servers, tell);
     assert!(out.status.success(), "{out:?}");
-    let mut lines: Vec<String> = String::from_utf8(out.stdout)
-        .unwrap()
-        .lines()
-        .map(str::to_owned)
-        .collect();
-    lines.sort();
+    let out = String::from_utf8(out.stdout).unwrap();
+    let mut lines: Vec<&str> = out.lines().collect();
+    lines.sort_unstable();
     assert_eq!(
         lines,
         [
-            "[0]<stdout>:0 0/1 127.0.0.2",
-            "[1]<stdout>:1 0/2 127.0.0.3",
-            "[2]<stdout>:1 1/2 127.0.0.3"
+            "[0]<stdout>:0 0/1 127.0.0.2 0/3 yes none",
+            "[1]<stdout>:1 0/2 127.0.0.3 1/3 yes none",
+            "[2]<stdout>:1 1/2 127.0.0.3 2/3 yes none"
         ]
     );
-    let out = run(
-        &servers,
-        "[ $RANK != 2 ] && sleep 1000; echo why >&2; exit 4",
-    );
+    let fails = "[ $RANK != 2 ] && sleep 1000; echo why >&2; exit 4";
+    let out = run(&servers, fails);
     let err = String::from_utf8(out.stderr).unwrap();
     assert_eq!(out.status.code(), Some(4), "{err}");
     assert!(err.contains("kolo: rank 2 on 127.0.0.3 (pid "), "{err}");
-    assert_eq!((servers.node_dirs(0), servers.node_dirs(1)), (0, 0));
-}
-
-#[test]
-fn hosts_over_ssh_get_what_is_passed_and_ranks_of_their_own() {
-    let Some(servers) = Servers::start(1) else {
-        return;
-    };
-    let node = env!("CARGO_BIN_EXE_kolo-node");
-    let script = "echo $RANK/$WORLD_SIZE $MINE ${SLURM_PROCID-none}";
-    let args = ["run", "-H", "127.0.0.2:2", "--remote-program", node];
-    let rest = [
-        "--prefix",
-        "none",
-        "--pass-env",
-        "*",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    let out = servers
-        .kolo(&[&args[..], &rest].concat())
-        .envs([
-            ("RANK", "5"),
-            ("WORLD_SIZE", "9"),
-            ("SLURM_PROCID", "7"),
-            ("MINE", "yes"),
-        ])
-        .output()
-        .unwrap();
-    assert!(out.status.success(), "{out:?}");
-    let mut lines: Vec<&str> = std::str::from_utf8(&out.stdout).unwrap().lines().collect();
-    lines.sort_unstable();
-    assert_eq!(lines, ["0/2 yes none", "1/2 yes none"]);
     servers.nothing_is_left();
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct OnLab {
 }
 
 impl TestClusterBuilder {
-    /// Number of node daemons. Default: 1.
+    /// Number of node daemons. Default: 1. They have the test's own program from the start; nodes that are added later are sent it.
     #[must_use]
     pub fn nodes(mut self, nodes: usize) -> Self {
         self.nodes = nodes;

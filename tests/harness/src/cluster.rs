@@ -3,21 +3,25 @@
 mod faults;
 
 use std::fmt;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use kolo::Cluster;
-use kolo_runtime::{Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources};
+use kolo_runtime::{
+    Head, HeadConfig, HeadState, Node, NodeConfig, NodeCredentials, NodeResources, ProgramSource,
+};
 use kolo_transport::identity::Role;
 use kolo_transport::ids::{DriverId, JobId, NodeId, Rank};
 use kolo_transport::interfaces::wildcard;
-use kolo_transport::wire::{ClusterInfo, JobInfo};
+use kolo_transport::wire::{ClusterInfo, JobInfo, ProgramHash};
 use kolo_transport::{Credentials, RandomId as _};
 use tempfile::TempDir;
 
 use crate::builder::{Mode, TestClusterBuilder};
 use crate::error::{HarnessError, PATIENCE};
-use crate::member::{Ready, Task, with_life};
+use crate::member::{Ready, Task, preloaded, with_life};
 use crate::process::{Daemon, Spawner};
 
 /// Looks again and again until what is seen is as wanted.
@@ -44,6 +48,17 @@ async fn poll_until<T: fmt::Debug>(
 
 fn cluster_error(error: impl fmt::Display) -> HarnessError {
     HarnessError::Cluster(error.to_string())
+}
+
+/// The hash of this program, which is read once.
+fn own_program() -> Option<ProgramHash> {
+    static OWN: OnceLock<Option<ProgramHash>> = OnceLock::new();
+    *OWN.get_or_init(|| {
+        let mut hasher = blake3::Hasher::new();
+        let program = File::open("/proc/self/exe").ok()?;
+        hasher.update_reader(program).ok()?;
+        Some(ProgramHash(*hasher.finalize().as_bytes()))
+    })
 }
 
 impl TestClusterBuilder {
@@ -162,6 +177,8 @@ impl TestCluster {
         let hostname = config.hostnames.get(index).cloned();
         let head = self.address()?;
         let token = self.node_token()?;
+        // A node that is added gets the program as a host does: it is sent.
+        let has_program = (index < config.nodes).then(own_program).flatten();
         match config.mode {
             Mode::Processes => {
                 let task = Task::Node {
@@ -172,6 +189,7 @@ impl TestCluster {
                     gpus: config.gpus,
                     custom: config.custom.clone(),
                     programs: self.dir.path().join(format!("programs-{index}")),
+                    has_program,
                     listen: config.lab.as_ref().map(|_| wildcard(0)),
                     orphan_timeout_ms: config.orphan_timeout.as_millis() as u64,
                 };
@@ -188,8 +206,13 @@ impl TestCluster {
             Mode::InProcess => {
                 let bad = |error: &dyn fmt::Display| HarnessError::Daemon(error.to_string());
                 let token = token.parse().map_err(|error| bad(&error))?;
+                let programs = ProgramSource {
+                    preloaded: preloaded(has_program),
+                    ..ProgramSource::default()
+                };
                 let node = NodeConfig {
                     hostname,
+                    programs,
                     resources: NodeResources {
                         cpus: Some(f64::from(slots)),
                         gpus: Some(config.gpus),

@@ -10,6 +10,7 @@ use kolo_runtime::{
 };
 use kolo_transport::identity::Role;
 use kolo_transport::ids::NodeId;
+use kolo_transport::wire::ProgramHash;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt as _;
 use tokio::signal::unix::{SignalKind, signal};
@@ -43,6 +44,8 @@ pub(crate) enum Task {
         gpus: u32,
         custom: Vec<(String, f64)>,
         programs: PathBuf,
+        /// The hash of the test's own program, if the node has it from the start.
+        has_program: Option<ProgramHash>,
         listen: Option<SocketAddr>,
         orphan_timeout_ms: u64,
     },
@@ -152,6 +155,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                 gpus,
                 custom,
                 programs,
+                has_program,
                 listen,
                 orphan_timeout_ms,
             } => {
@@ -160,6 +164,7 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
                     // In a file, and not in memory, a program finds the symbols for its backtraces.
                     programs: ProgramSource {
                         cache: Some(programs),
+                        preloaded: preloaded(has_program),
                         ..ProgramSource::default()
                     },
                     resources: NodeResources {
@@ -188,6 +193,13 @@ fn run(task: &str) -> Result<(), Box<dyn std::error::Error>> {
         }
         Ok(())
     })
+}
+
+/// The test's own program, which is that of its daemons, too.
+pub(crate) fn preloaded(own: Option<ProgramHash>) -> Vec<(ProgramHash, PathBuf)> {
+    own.map(|hash| (hash, "/proc/self/exe".into()))
+        .into_iter()
+        .collect()
 }
 
 /// Settings of a head whose certificates live so long.

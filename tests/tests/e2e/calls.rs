@@ -1,4 +1,5 @@
 //! Calls: order, results, errors, panics, deadlines, cancellation.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -31,87 +32,73 @@ async fn sleeps(millis: u64) -> u64 {
     millis
 }
 
+/// The same workers live on through all of it.
 #[tokio::test]
-async fn results_come_in_rank_order_from_all_one_and_some() -> anyhow::Result<()> {
+async fn calls_return_fail_panic_and_are_cancelled_and_the_workers_live_on() -> anyhow::Result<()> {
     let (cluster, executor) = group(2, 2).await?;
     assert_eq!(executor.world_size(), 4);
-    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1, 2, 3]);
-    assert_eq!(soon(executor.on(Rank(2)).run(whoami, ())).await?, 2);
-    assert_eq!(
-        soon(executor.on_ranks(&[Rank(3), Rank(0)]).run(whoami, ())).await?,
-        [0, 3]
-    );
-    executor.shutdown().await?;
+    results_come_in_rank_order_from_all_one_and_some(&executor).await?;
+    an_error_names_rank_and_message(&executor).await?;
+    a_panic_comes_with_its_backtrace(&executor).await?;
+    large_results_arrive_whole(&executor).await?;
+    deadlines_end_calls_and_may_be_as_far_as_a_duration_goes(&executor).await?;
+    drop(executor.submit(sleeps, (600_000,)));
+    many_calls_in_flight_all_return(&executor).await?;
+    let error = soon(executor.on(Rank(5)).run(whoami, ())).await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("no rank 5"), "{error}");
+
+    // One that hangs holds up only itself, and stops with the group.
+    let pending = executor.on(Rank(0)).run(hang, ()).submit();
+    assert_eq!(soon(executor.on(Rank(1)).run(whoami, ())).await?, 1);
+    let late = executor.clone();
+    soon(executor.shutdown()).await?;
+    for call in pending {
+        assert!(soon(call).await.is_err());
+    }
+    assert!(soon(late.run(whoami, ())).await.is_err());
     cluster.stop().await?;
     Ok(())
 }
 
-#[tokio::test]
-async fn an_error_names_rank_and_message_and_the_worker_lives_on() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
-    let error = soon(executor.run(fails_on, (1,))).await.unwrap_err();
+async fn results_come_in_rank_order_from_all_one_and_some(all: &Executor) -> anyhow::Result<()> {
+    assert_eq!(soon(all.run(whoami, ())).await?, [0, 1, 2, 3]);
+    assert_eq!(soon(all.on(Rank(2)).run(whoami, ())).await?, 2);
+    let some = all.on_ranks(&[Rank(3), Rank(0)]);
+    assert_eq!(soon(some.run(whoami, ())).await?, [0, 3]);
+    Ok(())
+}
+
+async fn an_error_names_rank_and_message(all: &Executor) -> anyhow::Result<()> {
+    let error = soon(all.run(fails_on, (1,))).await.unwrap_err();
     assert_eq!(error.rank(), Some(Rank(1)));
-    assert!(
-        error.to_string().contains("rank 1 was told to fail"),
-        "{error}"
-    );
-    let each = executor.submit(fails_on, (1,));
+    let text = error.to_string();
+    assert!(text.contains("rank 1 was told to fail"), "{text}");
     let mut results = Vec::new();
-    for result in each {
+    for result in all.submit(fails_on, (1,)) {
         results.push(soon(result).await.is_ok());
     }
-    assert_eq!(results, [true, false]);
-    assert_eq!(soon(executor.run(whoami, ())).await?, [0, 1]);
-    executor.shutdown().await?;
-    cluster.stop().await?;
+    assert_eq!(results, [true, false, true, true]);
     Ok(())
 }
 
-#[tokio::test]
-async fn a_panic_comes_with_its_backtrace_and_the_worker_lives_on() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
-    let error = soon(executor.run(panics_on, (0,))).await.unwrap_err();
+async fn a_panic_comes_with_its_backtrace(all: &Executor) -> anyhow::Result<()> {
+    let error = soon(all.run(panics_on, (0,))).await.unwrap_err();
     assert_eq!(error.rank(), Some(Rank(0)));
-    assert!(
-        error.to_string().contains("rank 0 was told to panic"),
-        "{error}"
-    );
+    let text = error.to_string();
+    assert!(text.contains("rank 0 was told to panic"), "{text}");
     let backtrace = error.backtrace().unwrap_or_default();
     assert!(backtrace.contains("panics_on"), "{backtrace}");
-    assert_eq!(soon(executor.run(panics_on, (9,))).await?, [0, 1]);
-    executor.shutdown().await?;
-    cluster.stop().await?;
+    assert_eq!(soon(all.run(panics_on, (9,))).await?, [0, 1, 2, 3]);
     Ok(())
 }
 
-#[tokio::test]
-async fn large_results_arrive_whole() -> anyhow::Result<()> {
-    let (cluster, executor) = group(2, 1).await?;
-    let texts = soon(executor.run(repeat, (b'k', 20_000_000))).await?;
-    assert!(
-        texts
-            .iter()
-            .all(|text| text.len() == 20_000_000 && text.bytes().all(|byte| byte == b'k'))
-    );
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_deadline_ends_an_async_call_and_the_next_one_works() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
-    let error = soon(
-        executor
-            .run(sleeps, (600_000,))
-            .deadline(Duration::from_millis(50)),
-    )
-    .await
-    .unwrap_err();
-    assert!(error.to_string().contains("deadline"), "{error}");
-    assert_eq!(soon(executor.run(sleeps, (1,))).await?, [1, 1]);
-    executor.shutdown().await?;
-    cluster.stop().await?;
+async fn large_results_arrive_whole(all: &Executor) -> anyhow::Result<()> {
+    let two = all.on_ranks(&[Rank(0), Rank(2)]);
+    let texts = soon(two.run(repeat, (b'k', 20_000_000))).await?;
+    let is_whole =
+        |text: &String| text.len() == 20_000_000 && text.bytes().all(|byte| byte == b'k');
+    assert!(texts.len() == 2 && texts.iter().all(is_whole));
     Ok(())
 }
 
@@ -121,72 +108,32 @@ fn seconds_left(ctx: &Context) -> Option<u64> {
     Some(deadline.saturating_duration_since(Instant::now()).as_secs())
 }
 
-#[tokio::test]
-async fn a_deadline_may_be_as_far_as_a_duration_goes() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 1).await?;
+async fn deadlines_end_calls_and_may_be_as_far_as_a_duration_goes(
+    all: &Executor,
+) -> anyhow::Result<()> {
+    let call = all.run(sleeps, (600_000,));
+    let error = soon(call.deadline(Duration::from_millis(50))).await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("deadline"), "{error}");
+    assert_eq!(soon(all.run(sleeps, (1,))).await?, [1; 4]);
     // In milliseconds, the last two take more than 64 bits.
     for secs in [3600, u64::MAX / 1000 + 1, u64::MAX] {
-        let call = executor
+        let call = all
             .run(seconds_left, ())
             .deadline(Duration::from_secs(secs));
         let left = soon(call).await?[0];
         assert!(left.is_none_or(|left| left >= 3500), "{secs}: {left:?}");
     }
-    executor.shutdown().await?;
-    cluster.stop().await?;
     Ok(())
 }
 
-#[tokio::test]
-async fn a_dropped_call_is_cancelled_and_the_next_one_works() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 1).await?;
-    let pending = executor.submit(sleeps, (600_000,));
-    drop(pending);
-    assert_eq!(soon(executor.run(whoami, ())).await?, [0]);
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_worker_that_hangs_holds_up_only_itself_and_stops_with_the_group() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
-    let pending = executor.on(Rank(0)).run(hang, ()).submit();
-    assert_eq!(soon(executor.on(Rank(1)).run(whoami, ())).await?, 1);
-    soon(executor.shutdown()).await?;
-    for call in pending {
-        assert!(soon(call).await.is_err());
-    }
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn many_calls_in_flight_all_return() -> anyhow::Result<()> {
-    let (cluster, executor) = group(2, 2).await?;
-    let pending: Vec<_> = (0..500).map(|_| executor.submit(whoami, ())).collect();
+async fn many_calls_in_flight_all_return(all: &Executor) -> anyhow::Result<()> {
+    let pending: Vec<_> = (0..500).map(|_| all.submit(whoami, ())).collect();
     for call in pending {
         for (rank, result) in call.into_iter().enumerate() {
             assert_eq!(soon(result).await?, rank);
         }
     }
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn ranks_that_do_not_exist_and_calls_after_shutdown_are_refused() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 1).await?;
-    let error = soon(executor.on(Rank(5)).run(whoami, ()))
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("no rank 5"), "{error}");
-    let late = executor.clone();
-    executor.shutdown().await?;
-    assert!(soon(late.run(whoami, ())).await.is_err());
-    cluster.stop().await?;
     Ok(())
 }
 

@@ -1,8 +1,10 @@
 //! Collectives among real worker processes, inside a node and between nodes.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use kolo::prelude::*;
+use kolo_harness::TestCluster;
 
-use crate::support::{group, soon, whoami};
+use crate::support::{soon, start, whoami};
 
 /// Sums over every kind of length, broadcasts from every root, gathers, and a barrier.
 #[kolo::function]
@@ -48,37 +50,6 @@ fn everything(ctx: &Context) -> anyhow::Result<u64> {
     Ok(checked)
 }
 
-async fn all_work(nodes: usize, slots: u32) -> anyhow::Result<()> {
-    let (cluster, executor) = group(nodes, slots).await?;
-    assert_eq!(
-        soon(executor.run(everything, ())).await?,
-        vec![7; nodes * slots as usize]
-    );
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn alone() -> anyhow::Result<()> {
-    all_work(1, 1).await
-}
-
-#[tokio::test]
-async fn three_on_one_node() -> anyhow::Result<()> {
-    all_work(1, 3).await
-}
-
-#[tokio::test]
-async fn two_nodes_with_two() -> anyhow::Result<()> {
-    all_work(2, 2).await
-}
-
-#[tokio::test]
-async fn three_nodes_with_one() -> anyhow::Result<()> {
-    all_work(3, 1).await
-}
-
 /// Over which lanes the last operation went.
 #[kolo::function]
 fn lanes(ctx: &Context) -> anyhow::Result<String> {
@@ -88,20 +59,6 @@ fn lanes(ctx: &Context) -> anyhow::Result<String> {
     Ok(records
         .last()
         .map_or_else(String::new, |record| record.lanes.to_string()))
-}
-
-/// Workers of one node share memory; workers of two nodes do not, even if these are on one host.
-#[tokio::test]
-async fn workers_of_one_node_share_memory() -> anyhow::Result<()> {
-    for (nodes, slots) in [(1, 3), (2, 1)] {
-        let (cluster, executor) = group(nodes, slots).await?;
-        for lanes in soon(executor.run(lanes, ())).await? {
-            assert_eq!(lanes == "shm", nodes == 1, "{lanes}");
-        }
-        executor.shutdown().await?;
-        cluster.stop().await?;
-    }
-    Ok(())
 }
 
 /// Two ranks that are linked already get links of their own in groups, for names and for messages, several at once.
@@ -120,17 +77,6 @@ async fn many_links(ctx: &Context) -> anyhow::Result<u32> {
         anyhow::ensure!(gather.await? == all);
     }
     Ok(named.await?[0])
-}
-
-#[tokio::test]
-async fn ranks_of_one_node_have_links_for_every_group() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 3).await?;
-    for _ in 0..2 {
-        assert_eq!(soon(executor.run(many_links, ())).await?, [2; 3]);
-    }
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
 }
 
 /// A sum inside each node, then across nodes, then inside again. Returns the members of both groups, too.
@@ -154,10 +100,45 @@ fn by_levels(ctx: &Context) -> anyhow::Result<(Vec<u32>, Vec<u32>, u64)> {
     Ok((numbers(local.members()), numbers(cross.members()), data[0]))
 }
 
+#[kolo::function]
+fn sum_unless(ctx: &Context, rank: usize) -> anyhow::Result<f32> {
+    anyhow::ensure!(ctx.rank() != rank, "rank {rank} does not come");
+    let mut value = [1.0_f32];
+    ctx.comm().all_reduce(&mut value, ReduceOp::Sum)?;
+    Ok(value[0])
+}
+
+#[kolo::function]
+fn disagree(ctx: &Context) -> anyhow::Result<()> {
+    let mut values = vec![1.0_f32; 4 + ctx.rank()];
+    Ok(ctx.comm().all_reduce(&mut values, ReduceOp::Sum)?)
+}
+
 #[tokio::test]
-async fn local_and_cross_groups_are_those_of_the_nodes() -> anyhow::Result<()> {
-    let (cluster, executor) = group(2, 3).await?;
-    // In a second call, too: groups stay, and calls number their operations anew.
+async fn groups_of_every_shape_do_collectives() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().nodes(3).slots(3).start().await?;
+    for (hosts, slots) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
+        let size = (hosts * slots) as usize;
+        let executor = start(&cluster, hosts, slots).await?;
+        assert_eq!(soon(executor.run(everything, ())).await?, vec![7; size]);
+        // Workers of one node share memory; workers of two nodes do not, even if these are on one host.
+        if slots == 3 || hosts == 3 {
+            for lanes in soon(executor.run(lanes, ())).await? {
+                assert_eq!(lanes == "shm", hosts == 1, "{lanes}");
+            }
+        }
+        // In a second call, too: groups stay, and calls number their operations anew.
+        if slots == 3 {
+            for _ in 0..2 {
+                assert_eq!(soon(executor.run(many_links, ())).await?, [2; 3]);
+            }
+        }
+        if slots == 2 {
+            a_rank_that_fails_ends_the_wait_of_the_others(&executor).await?;
+        }
+        executor.shutdown().await?;
+    }
+    let executor = start(&cluster, 2, 3).await?;
     for _ in 0..2 {
         let seen = soon(executor.run(by_levels, ())).await?;
         for (rank, (local, cross, sum)) in (0..).zip(seen) {
@@ -168,52 +149,8 @@ async fn local_and_cross_groups_are_those_of_the_nodes() -> anyhow::Result<()> {
         }
     }
     executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
 
-#[kolo::function]
-fn sum_unless(ctx: &Context, rank: usize) -> anyhow::Result<f32> {
-    anyhow::ensure!(ctx.rank() != rank, "rank {rank} does not come");
-    let mut value = [1.0_f32];
-    ctx.comm().all_reduce(&mut value, ReduceOp::Sum)?;
-    Ok(value[0])
-}
-
-/// One rank's method fails before its collective: the others are not left to wait, the error is that
-/// rank's, and the next call works.
-#[tokio::test]
-async fn a_rank_that_fails_ends_the_wait_of_the_others() -> anyhow::Result<()> {
-    let (cluster, executor) = group(2, 2).await?;
-    assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [4.0; 4]);
-    let error = soon(executor.run(sum_unless, (2,))).await.unwrap_err();
-    assert_eq!(error.rank(), Some(Rank(2)), "{error}");
-    assert!(
-        error.to_string().contains("rank 2 does not come"),
-        "{error}"
-    );
-    let mut echoes = 0;
-    for (rank, result) in executor.submit(sum_unless, (1,)).into_iter().enumerate() {
-        let error = soon(result).await.unwrap_err().to_string();
-        assert!(error.contains("rank 1"), "rank {rank}: {error}");
-        echoes += 1;
-    }
-    assert_eq!(echoes, 4);
-    assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [4.0; 4]);
-    executor.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[kolo::function]
-fn disagree(ctx: &Context) -> anyhow::Result<()> {
-    let mut values = vec![1.0_f32; 4 + ctx.rank()];
-    Ok(ctx.comm().all_reduce(&mut values, ReduceOp::Sum)?)
-}
-
-#[tokio::test]
-async fn ranks_that_disagree_are_told_so() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
+    let executor = start(&cluster, 1, 2).await?;
     for result in executor.submit(disagree, ()) {
         let error = soon(result).await.unwrap_err().to_string();
         assert!(error.contains('4') && error.contains('5'), "{error}");
@@ -222,5 +159,22 @@ async fn ranks_that_disagree_are_told_so() -> anyhow::Result<()> {
     assert_eq!(soon(executor.run(sum_unless, (99,))).await?, [2.0; 2]);
     executor.shutdown().await?;
     cluster.stop().await?;
+    Ok(())
+}
+
+/// One rank's function fails before its collective: the others are not left to wait, the error is that rank's, and the next call works.
+async fn a_rank_that_fails_ends_the_wait_of_the_others(four: &Executor) -> anyhow::Result<()> {
+    assert_eq!(soon(four.run(sum_unless, (99,))).await?, [4.0; 4]);
+    let error = soon(four.run(sum_unless, (2,))).await.unwrap_err();
+    assert_eq!(error.rank(), Some(Rank(2)), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("rank 2 does not come"), "{text}");
+    let echoes = four.submit(sum_unless, (1,));
+    assert_eq!(echoes.len(), 4);
+    for (rank, result) in echoes.into_iter().enumerate() {
+        let error = soon(result).await.unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "rank {rank}: {error}");
+    }
+    assert_eq!(soon(four.run(sum_unless, (99,))).await?, [4.0; 4]);
     Ok(())
 }

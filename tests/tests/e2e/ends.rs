@@ -90,7 +90,7 @@ async fn by_notice(cluster: &TestCluster, job: JobId, killed: Option<Rank>) -> a
 async fn nobody_waits_out_the_grace_when_a_rank_is_killed_in_the_first_call() -> anyhow::Result<()>
 {
     let (cluster, driver) = cluster().await?;
-    for round in 0..16_u32 {
+    for round in 0..8_u32 {
         let executor = soon(four(&driver)).await?;
         let victim = Rank(round % 4);
         let pids: Vec<u32> = {
@@ -98,7 +98,7 @@ async fn nobody_waits_out_the_grace_when_a_rank_is_killed_in_the_first_call() ->
             info.workers.iter().map(|worker| worker.pid).collect()
         };
         let call = executor.run(sum, ()).submit();
-        tokio::time::sleep(Duration::from_micros(250) * (round / 4)).await;
+        tokio::time::sleep(Duration::from_micros(500) * (round / 4)).await;
         let process = Pid::from_raw(pids[victim.index()].try_into()?).unwrap();
         kill_process(process, Signal::KILL)?;
         if round % 2 == 0 {

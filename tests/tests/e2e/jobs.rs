@@ -1,11 +1,11 @@
-//! Jobs side by side, clusters side by side, and what a start refuses.
+//! Jobs side by side, and what a start refuses.
 
 use std::time::Duration;
 
 use kolo::prelude::*;
 use kolo_harness::{Mode, TestCluster};
 
-use crate::support::{environment, group, soon, whoami};
+use crate::support::{environment, soon, whoami};
 
 #[tokio::test]
 async fn two_jobs_at_once_hold_disjoint_resources() -> anyhow::Result<()> {
@@ -42,41 +42,6 @@ async fn two_jobs_at_once_hold_disjoint_resources() -> anyhow::Result<()> {
     second.shutdown().await?;
     assert_eq!(soon(first.run(whoami, ())).await?, [0, 1]);
     first.shutdown().await?;
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn two_clusters_in_one_process_do_not_meet() -> anyhow::Result<()> {
-    let ((one, first), (two, second)) = tokio::try_join!(group(1, 1), group(1, 2))?;
-    assert_eq!(soon(first.run(whoami, ())).await?, [0]);
-    assert_eq!(soon(second.run(whoami, ())).await?, [0, 1]);
-    let foreign = Cluster::connect(one.address()?, two.credentials()?).await;
-    assert!(
-        foreign.is_err(),
-        "credentials of another cluster must not do"
-    );
-    first.shutdown().await?;
-    second.shutdown().await?;
-    one.stop().await?;
-    two.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_program_is_sent_to_daemons_once() -> anyhow::Result<()> {
-    let (cluster, first) = group(2, 1).await?;
-    first.shutdown().await?;
-    let second = Executor::builder().hosts(2).slots(1).output(Output::Silent);
-    let second = second.start(&cluster.connect().await?).await?;
-    assert_eq!(soon(second.run(whoami, ())).await?, [0, 1]);
-    second.shutdown().await?;
-    let uploads: usize = cluster
-        .logs()
-        .iter()
-        .map(|(_, log)| log.matches("a program has come").count())
-        .sum();
-    assert_eq!(uploads, 2, "one for each node, whatever the number of jobs");
     cluster.stop().await?;
     Ok(())
 }
@@ -119,22 +84,6 @@ async fn what_makes_no_sense_is_refused_before_anything_starts() -> anyhow::Resu
         assert!(!error.is_retryable(), "{what}: {error}");
     }
     assert_eq!(cluster.status().await?.running_jobs, 0);
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_head_that_is_not_there_is_told_in_bounded_time() -> anyhow::Result<()> {
-    let cluster = TestCluster::builder().nodes(0).start().await?;
-    let credentials = cluster.credentials()?;
-    // A port that nobody listens on: it was ours a moment ago.
-    let free = std::net::UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
-    let error = soon(Cluster::connect(free, credentials))
-        .await
-        .map(drop)
-        .expect_err("nobody is there")
-        .to_string();
-    assert!(error.contains(&free.to_string()), "{error}");
     cluster.stop().await?;
     Ok(())
 }
@@ -221,11 +170,16 @@ fn sums(ctx: &Context, rounds: usize) -> anyhow::Result<()> {
 }
 
 /// Whatever the ranks are at when the notice comes, between two calls or in one that would never end: it is the
-/// stop that is told, and not the first worker that followed it.
+/// stop that is told, and not the first worker that followed it. The program is sent to each node once.
 #[tokio::test]
 async fn a_job_that_is_stopped_by_somebody_else_says_so() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().nodes(0).slots(2);
+    let mut cluster = cluster.start().await?;
+    for _ in 0..2 {
+        // Added, and so without the program.
+        cluster.add_node().await?;
+    }
     for rounds in [10, usize::MAX] {
-        let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
         let executor = Executor::builder()
             .hosts(2)
             .slots(2)
@@ -248,13 +202,16 @@ async fn a_job_that_is_stopped_by_somebody_else_says_so() -> anyhow::Result<()> 
         let later = soon(executor.run(sums, (1,))).await.unwrap_err();
         for error in [error, later] {
             assert_eq!(error.kind(), CallErrorKind::Ended, "{error}");
-            assert!(
-                error.to_string().contains("the job was stopped: "),
-                "{error}"
-            );
+            let text = error.to_string();
+            assert!(text.contains("the job was stopped: "), "{text}");
         }
         soon(executor.ended()).await;
-        cluster.stop().await?;
     }
+    let logs = cluster.logs();
+    let uploads = logs
+        .iter()
+        .map(|(_, log)| log.matches("a program has come").count());
+    assert_eq!(uploads.sum::<usize>(), 2, "one for each node");
+    cluster.stop().await?;
     Ok(())
 }

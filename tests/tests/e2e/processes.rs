@@ -1,63 +1,9 @@
-//! Nothing is left behind (O-1), and processes see what they should.
+//! What workers see.
 
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
 
-use crate::support::{environment, gone, group, is_running, soon};
-
-/// Starts a child that leaves the worker's session, with a child of its own; gives both ids.
-#[kolo::function]
-fn daemonize() -> anyhow::Result<Vec<u32>> {
-    let output = std::process::Command::new("sh")
-        .args([
-            "-c",
-            "setsid sh -c 'sleep 1000 & echo $$ $!; wait' & read x < /dev/zero & wait $!",
-        ])
-        .stdout(std::process::Stdio::piped())
-        .spawn();
-    // The shell above never ends, so its first line is read by hand.
-    let mut child = output?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line)?;
-    }
-    let mut pids = line
-        .split_whitespace()
-        .map(str::parse)
-        .collect::<Result<Vec<u32>, _>>()?;
-    pids.push(child.id());
-    Ok(pids)
-}
-
-async fn family(executor: &Executor) -> anyhow::Result<Vec<u32>> {
-    let pids: Vec<u32> = soon(executor.run(daemonize, ())).await?.concat();
-    assert_eq!(pids.len(), 6);
-    assert!(pids.iter().all(|pid| is_running(*pid)), "{pids:?}");
-    Ok(pids)
-}
-
-#[tokio::test]
-async fn grandchildren_are_gone_after_a_shutdown() -> anyhow::Result<()> {
-    let (cluster, executor) = group(1, 2).await?;
-    let pids = family(&executor).await?;
-    executor.shutdown().await?;
-    for pid in pids {
-        gone(pid).await;
-    }
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn grandchildren_are_gone_when_the_daemon_is_killed() -> anyhow::Result<()> {
-    let (mut cluster, executor) = group(1, 2).await?;
-    let pids = family(&executor).await?;
-    cluster.kill_node(0)?;
-    for pid in pids {
-        gone(pid).await;
-    }
-    Ok(())
-}
+use crate::support::{environment, soon};
 
 #[tokio::test]
 async fn the_environment_is_that_of_both_families_and_of_kolo() -> anyhow::Result<()> {

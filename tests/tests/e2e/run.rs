@@ -12,8 +12,6 @@ use kolo_harness::{TestCluster, kolo};
 use kolo_transport::wire::{JobInfo, JobState, NodeInfo};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::gone;
-
 /// `kolo run OPTIONS -- sh -c SCRIPT`.
 pub fn script(mut command: Command, options: &[&str], script: &str) -> Command {
     command
@@ -24,6 +22,11 @@ pub fn script(mut command: Command, options: &[&str], script: &str) -> Command {
     command.env("OMP_NUM_THREADS", "1");
     command.stdin(Stdio::null());
     command
+}
+
+/// Options without spaces in them.
+pub fn words(options: &str) -> Vec<&str> {
+    options.split_whitespace().collect()
 }
 
 pub fn output(mut command: Command) -> Output {
@@ -132,18 +135,8 @@ fn the_first_failure_ends_the_others_and_is_the_exit_code_and_the_report() {
     assert!(text(&out.stderr).contains("signal 11 (SIGSEGV)"));
 
     let mut json = kolo();
-    json.args([
-        "--format",
-        "json",
-        "run",
-        "-n",
-        "2",
-        "--",
-        "sh",
-        "-c",
-        "exit $((RANK * 5))",
-    ]);
-    let out = output(json);
+    json.args(["--format", "json"]);
+    let out = output(script(json, &["-n", "2"], "exit $((RANK * 5))"));
     let err = text(&out.stderr);
     assert!(
         err.contains("\"exit_code\":5") && err.contains("\"rank\":1"),
@@ -174,37 +167,14 @@ fn the_others_get_term_and_after_the_grace_kill() {
     );
 }
 
-#[tokio::test]
-async fn a_killed_launcher_leaves_nothing() {
-    let family = "setsid sh -c 'echo $$; sleep 1000' & echo $$; sleep 0.2; echo ready; wait";
-    let (mut child, _out, lines) = start(script(kolo(), &["-n", "2"], family), 2);
-    let pids: Vec<u32> = lines
-        .iter()
-        .filter_map(|line| line.rsplit(':').next()?.parse().ok())
-        .collect();
-    assert_eq!(pids.len(), 4, "{lines:?}");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    for pid in pids {
-        gone(pid).await;
-    }
-}
-
 #[test]
 fn output_files_have_the_very_bytes_and_are_never_written_over() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("out");
-    let options = [
-        "-n",
-        "2",
-        "--output-dir",
-        folder.to_str().unwrap(),
-        "--ranks",
-        "1",
-    ];
+    let options = format!("-n 2 --output-dir {} --ranks 1", folder.display());
     let script_text = r"printf 'a\377\r\nno end %s' $RANK; printf 'err' >&2";
     for _ in 0..2 {
-        let out = output(script(kolo(), &options, script_text));
+        let out = output(script(kolo(), &words(&options), script_text));
         assert_eq!(code(&out), 0, "{out:?}");
         assert_eq!(out.stdout, b"[1]<stdout>:a\xff\r\n[1]<stdout>:no end 1");
     }
@@ -302,39 +272,6 @@ fn a_reader_that_has_enough_ends_the_job() {
 }
 
 #[test]
-fn a_program_that_can_not_run_is_one_clear_line() {
-    let run = |args: &[&str]| {
-        let mut command = kolo();
-        command.arg("run").args(args);
-        let out = output(command);
-        let err = text(&out.stderr);
-        assert_eq!(err.lines().count(), 1, "{err}");
-        assert!(out.stdout.is_empty());
-        (code(&out), err)
-    };
-    let (code, err) = run(&["-n", "2", "no-such-program"]);
-    assert_eq!(code, 127);
-    assert!(
-        err.starts_with("kolo: the program `no-such-program` is not in PATH (on "),
-        "{err}"
-    );
-    let (code, err) = run(&["/nowhere/x"]);
-    assert_eq!(
-        (code, err.contains("`/nowhere/x` does not exist (on ")),
-        (127, true),
-        "{err}"
-    );
-    let (code, err) = run(&["/etc/passwd"]);
-    assert_eq!(
-        (code, err.contains("no execute permission")),
-        (126, true),
-        "{err}"
-    );
-    let (ended, err) = run(&["--cwd", "/nowhere", "true"]);
-    assert_eq!((ended, err.contains("--cwd")), (126, true), "{err}");
-}
-
-#[test]
 fn the_port_for_rank_0_is_free() {
     let (mut child, _out, lines) = start(
         script(
@@ -355,27 +292,6 @@ fn the_port_for_rank_0_is_free() {
     drop(std::net::TcpListener::bind((address, port)).unwrap());
     kill_process(pid(&child), Signal::TERM).unwrap();
     child.wait().unwrap();
-}
-
-#[test]
-fn the_environment_is_this_one_with_what_is_given() {
-    let mut command = script(
-        kolo(),
-        &[
-            "-n",
-            "1",
-            "-e",
-            "GIVEN=x y",
-            "--prefix",
-            "none",
-            "--cwd",
-            "/",
-        ],
-        "echo $OWN; echo $GIVEN; pwd; env | grep -c ^KOLO_HARNESS",
-    );
-    command.env("OWN", "mine");
-    let out = command.output().unwrap();
-    assert_eq!(text(&out.stdout), "mine\nx y\n/\n0\n");
 }
 
 #[test]
@@ -419,35 +335,44 @@ fn a_dry_run_and_options_of_a_file_and_of_other_launchers() {
     assert_eq!(code(&out), 0, "{out:?}");
 }
 
-pub async fn cluster(nodes: usize) -> TestCluster {
-    TestCluster::builder()
-        .nodes(nodes)
-        .slots(2)
-        .start()
-        .await
-        .unwrap()
-}
-
 #[tokio::test]
-async fn on_a_cluster_ranks_are_spread_over_its_nodes() {
-    let cluster = cluster(2).await;
+async fn on_a_cluster_ranks_are_spread_a_dry_run_refuses_as_a_run_and_a_killed_node_is_the_cause() {
+    let builder = TestCluster::builder().nodes(2).slots(2);
+    let mut cluster = builder.hostnames(["one", "two"]).start().await.unwrap();
+    ranks_are_spread_over_its_nodes(&cluster).await;
+    a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses(&cluster).await;
+
     let command = script(
         cluster.kolo().unwrap(),
-        &[
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "2",
-            "--pass-env",
-            "MINE*",
-        ],
-        "echo $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MINE_TOO; cat",
+        &["-n", "4"],
+        "echo ready; sleep 1000",
     );
-    let mut command = command;
-    command.env("MINE_TOO", "passed");
-    let out = tokio::task::spawn_blocking(move || output(command))
-        .await
-        .unwrap();
+    let starting = tokio::task::spawn_blocking(|| start(command, 4));
+    let (child, _out, _) = starting.await.unwrap();
+    // The programs may be there before the head has heard of all of them: until then the loss would be one of the start.
+    let is_healthy = |jobs: &[JobInfo]| jobs.iter().any(|job| job.state == JobState::Healthy);
+    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
+    healthy.await.unwrap();
+    cluster.kill_node(1).unwrap();
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output());
+    let out = ended.await.unwrap().unwrap();
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    for part in ["kolo: rank 2 on two ", "its node was lost"] {
+        assert!(err.contains(part), "{err}");
+    }
+}
+
+async fn ranks_are_spread_over_its_nodes(cluster: &TestCluster) {
+    let run = async |options: &str, program: &str| {
+        let mut command = script(cluster.kolo().unwrap(), &words(options), program);
+        command.env("MINE_TOO", "passed");
+        let running = tokio::task::spawn_blocking(move || output(command));
+        running.await.unwrap()
+    };
+    let options = "--nnodes 2 --nproc-per-node 2 --pass-env MINE*";
+    let tell = "echo $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MINE_TOO; cat";
+    let out = run(options, tell).await;
     assert_eq!(code(&out), 0, "{out:?}");
     assert_eq!(
         sorted(&out.stdout),
@@ -458,40 +383,14 @@ async fn on_a_cluster_ranks_are_spread_over_its_nodes() {
             "[3]<stdout>:1/2 1 passed"
         ]
     );
-    let command = script(
-        cluster.kolo().unwrap(),
-        &["-n", "4"],
-        "exit $((RANK == 3 ? 9 : 0))",
-    );
-    let out = tokio::task::spawn_blocking(move || output(command))
-        .await
-        .unwrap();
+    let out = run("-n 4", "exit $((RANK == 3 ? 9 : 0))").await;
     assert_eq!(code(&out), 9, "{out:?}");
-    let mut command = cluster.kolo().unwrap();
-    command.args(["run", "-n", "4", "no-such-program"]);
-    let out = tokio::task::spawn_blocking(move || output(command))
-        .await
-        .unwrap();
+    let out = run("-n 5", "true").await;
     let err = text(&out.stderr);
-    assert_eq!((code(&out), err.lines().count()), (127, 1), "{err}");
-    let mut command = cluster.kolo().unwrap();
-    command.args(["run", "-n", "5", "true"]);
-    let out = tokio::task::spawn_blocking(move || output(command))
-        .await
-        .unwrap();
-    assert!(text(&out.stderr).contains("requested 5 workers"), "{out:?}");
-    let free = cluster.status().await.unwrap();
-    assert!(
-        free.nodes.iter().all(|node| node.available == node.total),
-        "{free:?}"
-    );
-    cluster.stop().await.unwrap();
+    assert!(err.contains("requested 5 workers"), "{err}");
 }
 
-#[tokio::test]
-async fn on_a_cluster_a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses() {
-    let builder = TestCluster::builder().nodes(2).slots(2);
-    let cluster = builder.hostnames(["one", "two"]).start().await.unwrap();
+async fn a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses(cluster: &TestCluster) {
     let dir = tempfile::tempdir().unwrap();
     let damaged = dir.path().join("damaged");
     std::fs::write(&damaged, b"\x7fELFxxxx").unwrap();
@@ -537,59 +436,4 @@ async fn on_a_cluster_a_dry_run_asks_its_nodes_and_refuses_what_a_run_refuses() 
     let listed = text(&listed.await.unwrap().stdout);
     assert!(listed.contains("no-such-program"), "{listed}");
     assert!(!listed.contains("rehearsal"), "{listed}");
-    cluster.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn on_a_cluster_a_killed_launcher_leaves_nothing() {
-    let cluster = cluster(2).await;
-    let command = script(
-        cluster.kolo().unwrap(),
-        &["-n", "4"],
-        "echo $$; echo ready; sleep 1000",
-    );
-    let (mut child, _out, lines) = tokio::task::spawn_blocking(|| start(command, 4))
-        .await
-        .unwrap();
-    let pids: Vec<u32> = lines
-        .iter()
-        .filter_map(|line| line.rsplit(':').next()?.parse().ok())
-        .collect();
-    assert_eq!(pids.len(), 4);
-    child.kill().unwrap();
-    child.wait().unwrap();
-    for pid in pids {
-        gone(pid).await;
-    }
-    let idle = |cluster: &kolo_transport::wire::ClusterInfo| cluster.running_jobs == 0;
-    cluster.wait_until("no job runs", idle).await.unwrap();
-    cluster.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn on_a_cluster_a_killed_node_is_the_cause() {
-    let mut cluster = cluster(2).await;
-    let command = script(
-        cluster.kolo().unwrap(),
-        &["-n", "4"],
-        "echo ready; sleep 1000",
-    );
-    let (child, _out, _) = tokio::task::spawn_blocking(|| start(command, 4))
-        .await
-        .unwrap();
-    // The programs may be there before the head has heard of all of them: until then the loss would be one of the start.
-    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
-    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
-    healthy.await.unwrap();
-    cluster.kill_node(1).unwrap();
-    let out = tokio::task::spawn_blocking(move || child.wait_with_output())
-        .await
-        .unwrap()
-        .unwrap();
-    let err = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(1), "{err}");
-    assert!(
-        err.contains("kolo: rank 2 on ") && err.contains("its node was lost"),
-        "{err}"
-    );
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kolo_harness::{TestCluster, kolo};
 
-use crate::run::{code, output, script, sorted, text};
+use crate::run::{code, output, script, sorted, text, words};
 use crate::support::is_running;
 
 /// Nothing is left when `kolo run` has ended.
@@ -88,6 +88,16 @@ fn an_input_that_does_not_block_is_read_to_its_end() {
 #[test]
 fn what_is_no_program_is_one_clear_line_and_nothing_is_started() {
     let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run");
+    let refused = |args: &str, expected, part: &str| {
+        let mut command = kolo();
+        command.current_dir(dir.path()).arg("run").args(words(args));
+        let ran = output(command);
+        let err = text(&ran.stderr);
+        assert_eq!((code(&ran), ran.stdout.len()), (expected, 0), "{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        assert!(err.contains(part), "{err}");
+    };
     for (first, part) in [
         (
             "touch started\n",
@@ -99,20 +109,16 @@ fn what_is_no_program_is_one_clear_line_and_nothing_is_started() {
         ),
         ("#!/bin/sh\r\ntouch started\r\n", "carriage return"),
     ] {
-        let file = dir.path().join("run");
         std::fs::write(&file, first).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let mut command = kolo();
-        command
-            .current_dir(dir.path())
-            .args(["run", "-n", "2", "./run"]);
-        let ran = output(command);
-        let err = text(&ran.stderr);
-        assert_eq!(ran.status.code(), Some(126), "{err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-        assert!(err.contains(part), "{err}");
+        refused("-n 2 ./run", 126, part);
     }
     assert!(!dir.path().join("started").exists());
+    let missing = "kolo: the program `no-such-program` is not in PATH (on ";
+    refused("-n 2 no-such-program", 127, missing);
+    refused("/nowhere/x", 127, "`/nowhere/x` does not exist (on ");
+    refused("/etc/passwd", 126, "no execute permission");
+    refused("--cwd /nowhere true", 126, "--cwd");
 }
 
 #[test]

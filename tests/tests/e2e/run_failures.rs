@@ -34,8 +34,12 @@ fn are_gone(files: &[String]) {
 
 #[test]
 fn a_worker_tells_its_error_in_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = dir.path().join("said");
+    let said = said.display();
     let program = format!(
-        "{FAIL} echo $TORCHELASTIC_ERROR_FILE; [ $RANK = 1 ] || exec sleep 1000; \
+        "{FAIL} echo $TORCHELASTIC_ERROR_FILE; [ $RANK = 1 ] || {{ : > {said}; exec sleep 1000; }}; \
+         until [ -e {said} ]; do sleep 0.01; done; \
          fail 'ValueError: bad batch' 12 0; echo noise >&2; exit 3"
     );
     let options = ["-n", "2", "--prefix", "none"];
@@ -71,7 +75,6 @@ fn a_worker_tells_its_error_in_a_file_of_its_own() {
     assert_eq!(json["failure"]["exit_code"], 4);
 
     // A file of the user's own is not touched.
-    let dir = tempfile::tempdir().unwrap();
     let own = dir.path().join("own");
     let setting = format!("TORCHELASTIC_ERROR_FILE={}", own.display());
     let out = output(script(

@@ -1,4 +1,4 @@
-//! `kolo run`: hosts that a script tells, and jobs that wait for room or take too long.
+//! `kolo run`: hosts that a script tells, and jobs that wait for room.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kolo_harness::TestCluster;
 use kolo_transport::wire::{JobInfo, JobState};
 
-use crate::run::{code, output, script, text};
+use crate::run::{code, output, script, sorted, text, words};
 
 /// A command that runs, with its errors in a file.
 struct Running {
@@ -78,27 +78,15 @@ async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -
 /// As Horovod's elastic_common has it: `hosts_added_and_removed`, on nodes of a cluster.
 #[tokio::test]
 async fn hosts_added_and_removed() {
-    let cluster = cluster(&["a", "b", "c"]).await;
+    let mut cluster = cluster(&["a", "b", "c"]).await;
     let dir = tempfile::tempdir().unwrap();
     let hosts = dir.path().join("hosts");
     put(&hosts, "# those that are there\na\n");
     let look = format!("cat {}", hosts.display());
+    let options = words("--slots-per-host 1 --min-np 1 --max-np 4 --timeout 100 --prefix none");
     let command = script(
         cluster.kolo().unwrap(),
-        &[
-            "--host-discovery-script",
-            &look,
-            "--slots-per-host",
-            "1",
-            "--min-np",
-            "1",
-            "--max-np",
-            "4",
-            "--timeout",
-            "100",
-            "--prefix",
-            "none",
-        ],
+        &[&["--host-discovery-script", &look][..], &options].concat(),
         "echo $RANK/$WORLD_SIZE $KOLO_HOSTNAME; [ $KOLO_GENERATION = 3 ] || exec sleep 1000",
     );
     let err = dir.path().join("err");
@@ -130,12 +118,35 @@ async fn hosts_added_and_removed() {
         err.contains("a is not on the list of hosts any more"),
         "{err}"
     );
+    a_job_that_goes_on_uses_the_nodes_that_are_given_and_no_others(&mut cluster).await;
     cluster.stop().await.unwrap();
 }
 
-#[tokio::test]
-async fn shutdown_on_initial_discovery_failure() {
-    let cluster = cluster(&["a"]).await;
+async fn a_job_that_goes_on_uses_the_nodes_that_are_given_and_no_others(cluster: &mut TestCluster) {
+    let options = "-H c:1,b:2 --min-np 1 --max-np 3 --prefix none --timeout 100";
+    let program = "echo $RANK/$WORLD_SIZE $KOLO_HOSTNAME; [ $WORLD_SIZE = 1 ] || exec sleep 1000";
+    let command = script(cluster.kolo().unwrap(), &words(options), program);
+    let dir = tempfile::tempdir().unwrap();
+    let err = dir.path().join("err");
+    let (mut run, first) = blocking(move || {
+        let mut run = Running::start(command, &err);
+        let lines = run.lines(3);
+        (run, lines)
+    })
+    .await;
+    assert_eq!(first, ["0/3 b", "1/3 b", "2/3 c"], "{}", run.err());
+    let is_healthy = |jobs: &[JobInfo]| jobs.iter().any(|job| job.state == JobState::Healthy);
+    let healthy = cluster.wait_for_jobs("the job is healthy", is_healthy);
+    healthy.await.unwrap();
+    cluster.kill_node(1).unwrap();
+    blocking(move || {
+        assert_eq!(run.lines(2), ["0/1 c"], "{}", run.err());
+        assert_eq!(run.end().0, Some(0));
+    })
+    .await;
+}
+
+async fn shutdown_on_initial_discovery_failure(cluster: &TestCluster) {
     for (look, message) in [
         ("echo why >&2; exit 3", "exit status: 3: why\n"),
         ("echo a", "`a`, has no number of slots; expected HOST:SLOTS"),
@@ -148,12 +159,12 @@ async fn shutdown_on_initial_discovery_failure() {
         let start = format!("kolo: --host-discovery-script {look}: ");
         assert!(err.starts_with(&start) && err.contains(message), "{err}");
     }
-    cluster.stop().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
+async fn a_job_waits_for_room_and_not_for_longer_than_it_may() {
     let cluster = cluster(&["a"]).await;
+    shutdown_on_initial_discovery_failure(&cluster).await;
     let dir = tempfile::tempdir().unwrap();
     let go = dir.path().join("go");
     let kolo = || cluster.kolo().unwrap();
@@ -163,17 +174,9 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
     );
     let first = script(kolo(), &["-n", "2", "--prefix", "none"], &wait);
     let late = script(kolo(), &["-n", "2", "--wait", "1"], "true");
-    let second = script(
-        kolo(),
-        &["-n", "2", "--wait", "1m", "--prefix", "none"],
-        "echo there",
-    );
-    let third = script(
-        kolo(),
-        &["-n", "2", "--timeout", "3s", "--grace", "1"],
-        "echo step $RANK; exec sleep 1000",
-    );
-    let errs: Vec<PathBuf> = (0..4)
+    let second = words("-n 2 --wait 1m --prefix none");
+    let second = script(kolo(), &second, "echo there");
+    let errs: Vec<PathBuf> = (0..3)
         .map(|number| dir.path().join(format!("err{number}")))
         .collect();
     blocking(move || {
@@ -200,15 +203,6 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
             "{err}"
         );
         assert_eq!(first.end().0, Some(0));
-        let (code, err) = Running::start(third, &errs[3]).end();
-        assert_eq!(code, Some(124), "{err}");
-        for rank in 0..2 {
-            let line = err
-                .lines()
-                .find(|line| line.starts_with(&format!("kolo: rank {rank} on a (pid ")));
-            let line = line.unwrap_or_else(|| panic!("{err}"));
-            assert!(line.ends_with(&format!("on stdout: step {rank}")), "{err}");
-        }
     })
     .await;
     let free = cluster.status().await.unwrap();
@@ -216,49 +210,6 @@ async fn a_job_waits_for_room_and_one_that_takes_too_long_is_ended() {
         free.nodes.iter().all(|node| node.available == node.total),
         "{free:?}"
     );
-    cluster.stop().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_job_that_goes_on_uses_the_nodes_that_are_given_and_no_others() {
-    let mut cluster = cluster(&["a", "b", "c"]).await;
-    let args = [
-        "-H",
-        "c:1,b:2",
-        "--min-np",
-        "1",
-        "--max-np",
-        "3",
-        "--prefix",
-        "none",
-        "--timeout",
-        "100",
-    ];
-    let command = script(
-        cluster.kolo().unwrap(),
-        &args,
-        "echo $RANK/$WORLD_SIZE $KOLO_HOSTNAME; [ $WORLD_SIZE = 1 ] || exec sleep 1000",
-    );
-    let dir = tempfile::tempdir().unwrap();
-    let err = dir.path().join("err");
-    let (mut run, first) = blocking(move || {
-        let mut run = Running::start(command, &err);
-        let lines = run.lines(3);
-        (run, lines)
-    })
-    .await;
-    assert_eq!(first, ["0/3 b", "1/3 b", "2/3 c"], "{}", run.err());
-    let is_healthy = |jobs: &[JobInfo]| jobs[0].state == JobState::Healthy;
-    cluster
-        .wait_for_jobs("the job is healthy", is_healthy)
-        .await
-        .unwrap();
-    cluster.kill_node(1).unwrap();
-    blocking(move || {
-        assert_eq!(run.lines(2), ["0/1 c"], "{}", run.err());
-        assert_eq!(run.end().0, Some(0));
-    })
-    .await;
     cluster.stop().await.unwrap();
 }
 
@@ -282,9 +233,7 @@ async fn as_many_workers_as_a_node_has_cpus_or_gpus() {
         let command = script(cluster.kolo().unwrap(), &args, "echo $RANK $GROUP_RANK");
         let out = blocking(move || output(command)).await;
         assert_eq!(code(&out), 0, "{out:?}");
-        let mut lines: Vec<String> = text(&out.stdout).lines().map(str::to_owned).collect();
-        lines.sort();
-        assert_eq!(lines, expected, "{args:?}");
+        assert_eq!(sorted(&out.stdout), expected, "{args:?}");
     }
     cluster.stop().await.unwrap();
 }

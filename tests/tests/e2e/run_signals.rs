@@ -22,20 +22,6 @@ const POLITE: &str = "trap 'echo int; exit 0' INT; trap 'echo term; exit 0' TERM
 /// A program that is deaf, and tells its process id.
 const DEAF: &str = "trap '' TERM INT; echo $$; echo ready; while :; do sleep 0.05; done";
 
-/// With nothing between kolo and the program, and with a shell that waits for it.
-const WRAPPERS: [&str; 2] = ["", "trap : INT TERM; sh -c \"$0\"; true"];
-
-/// `kolo run` of a program, perhaps below a shell.
-fn wrapped(mut command: Command, options: &[&str], wrapper: &str, program: &str) -> Command {
-    if wrapper.is_empty() {
-        return script(command, options, program);
-    }
-    command.arg("run").args(options);
-    command.args(["--", "sh", "-c", wrapper, program]);
-    command.stdin(Stdio::null());
-    command
-}
-
 /// Whether this process, and so what it starts, ignores a signal.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -101,17 +87,15 @@ fn every_signal_that_would_kill_it_ends_the_job_in_order_and_is_named() {
             // Under `nohup`, or in the background of a script: `kolo run` respects that.
             continue;
         }
-        for wrapper in WRAPPERS {
-            let command = wrapped(kolo(), &["-n", "2", "--grace", "600"], wrapper, POLITE);
-            let (child, out, _) = start(command, 2);
-            kill_process(pid(&child), signal).unwrap();
-            let (code, printed, err) = finish(child, out);
-            assert_eq!(code, Some(128 + number), "{err}");
-            let heard = if number == 2 { ":int" } else { ":term" };
-            assert_eq!(times(&printed, heard), 2, "{name}: {printed} {err}");
-            let line = format!("kolo: {name}: ending the job; the workers have 10m");
-            assert!(err.contains(&line), "{err}");
-        }
+        let command = script(kolo(), &["-n", "2", "--grace", "600"], POLITE);
+        let (child, out, _) = start(command, 2);
+        kill_process(pid(&child), signal).unwrap();
+        let (code, printed, err) = finish(child, out);
+        assert_eq!(code, Some(128 + number), "{err}");
+        let heard = if number == 2 { ":int" } else { ":term" };
+        assert_eq!(times(&printed, heard), 2, "{name}: {printed} {err}");
+        let line = format!("kolo: {name}: ending the job; the workers have 10m");
+        assert!(err.contains(&line), "{err}");
     }
 }
 
@@ -119,8 +103,10 @@ fn every_signal_that_would_kill_it_ends_the_job_in_order_and_is_named() {
 fn the_same_signal_to_the_command_and_to_its_group_is_one() {
     let saves =
         "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    for wrapper in WRAPPERS {
-        let mut command = wrapped(kolo(), &["-n", "2", "--grace", "600"], wrapper, saves);
+    // With nothing between kolo and the program, and with a shell that waits for it.
+    let below = format!("trap : INT TERM; sh -c \"{saves}\"; true");
+    for program in [saves, &below] {
+        let mut command = script(kolo(), &["-n", "2", "--grace", "600"], program);
         command.process_group(0);
         let (child, out, _) = start(command, 2);
         kill_process(pid(&child), Signal::TERM).unwrap();
@@ -194,31 +180,8 @@ fn user_signals(command: Command) {
     assert!(!err.contains("kolo: "), "{err}");
 }
 
-#[test]
-fn usr1_and_usr2_are_for_the_workers() {
-    user_signals(kolo());
-}
-
-/// A cluster that misses a driver soon.
-async fn impatient_cluster() -> TestCluster {
-    TestCluster::builder()
-        .nodes(2)
-        .slots(1)
-        .lease(Duration::from_secs(1))
-        .start()
-        .await
-        .unwrap()
-}
-
-#[tokio::test]
-async fn on_a_cluster_usr1_and_usr2_are_for_the_workers() {
-    let cluster = impatient_cluster().await;
-    let command = cluster.kolo().unwrap();
-    tokio::task::spawn_blocking(|| user_signals(command))
-        .await
-        .unwrap();
-    cluster.stop().await.unwrap();
-}
+/// Longer than anybody waits for a launcher that says nothing.
+const MISSED: Duration = Duration::from_secs(3);
 
 /// Ctrl-Z, `fg`, and then the end by a word.
 fn job_control(command: Command) {
@@ -239,23 +202,19 @@ fn job_control(command: Command) {
         let is_stopped = |pid: u32| state(pid) == Some('T');
         workers.iter().all(|pid| is_stopped(*pid) == stopped) && is_stopped(child.id()) == stopped
     };
-    for _ in 0..2 {
+    for pause in [MISSED, Duration::ZERO] {
         kill_process_group(pid(&child), Signal::TSTP).unwrap();
         until("all stand still", || all(true));
-        // Longer than anybody waits for a launcher that says nothing.
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(pause);
         kill_process_group(pid(&child), Signal::CONT).unwrap();
         until("all go on", || all(false));
     }
     // What can't be caught stops nobody else.
     kill_process(pid(&child), Signal::STOP).unwrap();
     until("it stands still", || state(child.id()) == Some('T'));
-    std::thread::sleep(Duration::from_secs(3));
-    assert!(
-        workers
-            .iter()
-            .all(|pid| state(*pid).is_some_and(|state| state != 'T'))
-    );
+    std::thread::sleep(MISSED);
+    let goes_on = |pid: &u32| state(*pid).is_some_and(|state| state != 'T');
+    assert!(workers.iter().all(goes_on));
     kill_process(pid(&child), Signal::USR1).unwrap();
     kill_process(pid(&child), Signal::CONT).unwrap();
     let (code, printed, err) = finish(child, out);
@@ -264,17 +223,24 @@ fn job_control(command: Command) {
 }
 
 #[test]
-fn workers_stand_still_with_it_and_go_on_with_it() {
+fn user_signals_and_job_control_are_for_the_workers() {
+    user_signals(kolo());
     job_control(kolo());
 }
 
+/// On one that misses a driver soon.
 #[tokio::test]
-async fn on_a_cluster_workers_stand_still_with_it_and_it_keeps_its_job() {
-    let cluster = impatient_cluster().await;
-    let command = cluster.kolo().unwrap();
-    tokio::task::spawn_blocking(|| job_control(command))
-        .await
-        .unwrap();
+async fn on_a_cluster_user_signals_and_job_control_are_for_the_workers() {
+    let lease = Duration::from_secs(1);
+    let cluster = TestCluster::builder().nodes(2).slots(1).lease(lease);
+    let cluster = cluster.start().await.unwrap();
+    let [one, other] = [(); 2].map(|()| cluster.kolo().unwrap());
+    tokio::task::spawn_blocking(|| {
+        user_signals(one);
+        job_control(other);
+    })
+    .await
+    .unwrap();
     cluster.stop().await.unwrap();
 }
 
@@ -329,17 +295,14 @@ fn in_a_session_of_its_own_and_in_the_background_of_a_script_signals_reach_the_w
     let job = script(kolo(), &["-n", "2", "--grace", "600"], POLITE);
     let wrap = |words: &[&str]| {
         let mut command = Command::new(words[0]);
-        command
-            .args(&words[1..])
-            .arg(job.get_program())
-            .args(job.get_args());
+        let command_line = command.args(&words[1..]).arg(job.get_program());
+        command_line.args(job.get_args()).stdin(Stdio::null());
         for (name, value) in job.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
                 None => command.env_remove(name),
             };
         }
-        command.stdin(Stdio::null());
         command
     };
     let (child, out, _) = start(wrap(&["setsid"]), 2);

@@ -7,14 +7,14 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kolo::prelude::*;
 use kolo_harness::TestCluster;
 use kolo_transport::wire::{JobInfo, JobState};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::support::{soon, whoami};
+use crate::support::{soon, start, whoami};
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -43,8 +43,7 @@ fn nothing_was_lost(cluster: &TestCluster) {
 async fn a_head_or_a_node_that_stands_still_for_less_than_a_lease_loses_nothing()
 -> anyhow::Result<()> {
     let cluster = cluster().await?;
-    let executor = Executor::builder().hosts(2).slots(2).output(Output::Silent);
-    let executor = executor.start(&cluster.connect().await?).await?;
+    let executor = start(&cluster, 2, 2).await?;
     assert_eq!(soon(executor.run(sum, (1.0,))).await?, [4.0; 4]);
     let pause = LEASE * 3 / 5;
 
@@ -141,41 +140,41 @@ fn meet(ctx: &Context, waits: String, go: String) -> anyhow::Result<()> {
 /// As Ctrl-Z does it to the ranks of a job on this machine.
 #[tokio::test]
 async fn ranks_that_were_stopped_together_are_not_late() -> anyhow::Result<()> {
-    let cluster = cluster().await?;
-    let folder = tempfile::tempdir()?;
-    for hosts in [1, 2] {
-        let file = |name: &str| folder.path().join(format!("{name}{hosts}"));
-        let (waits, go) = (file("waits"), file("go"));
-        let executor = Executor::builder().hosts(hosts).slots(2 / hosts);
-        let executor = executor
-            .output(Output::Silent)
-            .start(&cluster.connect().await?)
-            .await?;
-        let arguments = (waits.display().to_string(), go.display().to_string());
-        let call = tokio::spawn(executor.run(meet, arguments).into_future());
-        soon(async {
-            while !waits.exists() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        })
-        .await;
-        let signal = async |signal| {
-            for rank in [Rank(0), Rank(1)] {
-                let job = executor.job();
-                cluster.signal_worker(job, rank, signal).await?;
-            }
-            anyhow::Ok(())
-        };
-        signal(Signal::STOP).await?;
-        tokio::time::sleep(LIMIT * 5 / 4).await;
-        signal(Signal::CONT).await?;
-        // Longer than one that was late on the real clock would be asked for.
-        tokio::time::sleep(LIMIT / 4).await;
-        std::fs::write(&go, "")?;
-        assert_eq!(soon(call).await??, [(), ()]);
-        soon(executor.shutdown()).await?;
-    }
+    let cluster = TestCluster::builder().nodes(2).slots(3).lease(LEASE);
+    let cluster = cluster.start().await?;
+    // At the same time, since all of it is waiting.
+    tokio::try_join!(stopped_together(&cluster, 1), stopped_together(&cluster, 2))?;
     cluster.stop().await?;
+    Ok(())
+}
+
+async fn stopped_together(cluster: &TestCluster, hosts: u32) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (waits, go) = (folder.path().join("waits"), folder.path().join("go"));
+    let executor = start(cluster, hosts, 2 / hosts).await?;
+    let arguments = (waits.display().to_string(), go.display().to_string());
+    let call = tokio::spawn(executor.run(meet, arguments).into_future());
+    soon(async {
+        while !waits.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    let signal = async |signal| {
+        for rank in [Rank(0), Rank(1)] {
+            let job = executor.job();
+            cluster.signal_worker(job, rank, signal).await?;
+        }
+        anyhow::Ok(())
+    };
+    signal(Signal::STOP).await?;
+    tokio::time::sleep(LIMIT * 5 / 4).await;
+    signal(Signal::CONT).await?;
+    // Longer than one that was late on the real clock would be asked for.
+    tokio::time::sleep(LIMIT / 4).await;
+    std::fs::write(&go, "")?;
+    assert_eq!(soon(call).await??, [(), ()]);
+    soon(executor.shutdown()).await?;
     Ok(())
 }
 
@@ -197,7 +196,7 @@ impl Load {
                 }
             })
         };
-        let threads = (0..cores * 8).map(spin).collect();
+        let threads = (0..cores * 4).map(spin).collect();
         Self { over, threads }
     }
 }
@@ -215,9 +214,9 @@ impl Drop for Load {
 async fn jobs_live_on_a_machine_with_many_times_too_much_to_do() -> anyhow::Result<()> {
     let cluster = cluster().await?;
     let load = Load::start();
-    for _ in 0..3 {
-        let executor = Executor::builder().hosts(2).slots(2).output(Output::Silent);
-        let executor = executor.start(&cluster.connect().await?).await?;
+    let begun = Instant::now();
+    while begun.elapsed() < LEASE * 2 {
+        let executor = start(&cluster, 2, 2).await?;
         for _ in 0..10 {
             assert_eq!(soon(executor.run(sum, (1.0,))).await?, [4.0; 4]);
         }

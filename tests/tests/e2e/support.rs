@@ -60,19 +60,19 @@ pub fn exit_with(ctx: &Context, rank: usize, code: i32) {
     }
 }
 
+/// So many workers on each of so many nodes. One that hangs at the end is not waited for.
+pub async fn start(cluster: &TestCluster, hosts: u32, slots: u32) -> anyhow::Result<Executor> {
+    let builder = Executor::builder().hosts(hosts).slots(slots);
+    let builder = builder.grace(Duration::from_secs(1));
+    let driver = cluster.connect().await?;
+    Ok(soon(builder.output(Output::Silent).start(&driver)).await?)
+}
+
 /// A cluster of daemon processes and a group of workers on it.
 pub async fn group(nodes: usize, slots: u32) -> anyhow::Result<(TestCluster, Executor)> {
-    let cluster = TestCluster::builder()
-        .nodes(nodes)
-        .slots(slots)
-        .start()
-        .await?;
-    let executor = Executor::builder()
-        .hosts(nodes as u32)
-        .slots(slots)
-        .output(Output::Silent)
-        .start(&cluster.connect().await?)
-        .await?;
+    let cluster = TestCluster::builder().nodes(nodes).slots(slots);
+    let cluster = cluster.start().await?;
+    let executor = start(&cluster, nodes as u32, slots).await?;
     Ok((cluster, executor))
 }
 

@@ -3,21 +3,29 @@
 //! `runtime/tests/daemons/test_service.rs`, and `tests/tests/netns/test_service.rs` has the probes of interfaces side by side.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use kolo_harness::TestCluster;
 
 use crate::run::{output, script, text};
 
-async fn cluster(slots: u32) -> TestCluster {
-    let builder = TestCluster::builder().slots(slots);
-    builder.start().await.unwrap()
+#[tokio::test]
+async fn requests_of_commands() {
+    let cluster = TestCluster::builder().slots(5).start().await.unwrap();
+    test_concurrent_requests_basic(&cluster).await;
+    test_exit_code(&cluster).await;
+    test_stream(&cluster).await;
+    cluster.stop().await.unwrap();
+}
+
+async fn ended(command: Command) -> Output {
+    let running = tokio::task::spawn_blocking(|| output(command));
+    running.await.unwrap()
 }
 
 /// Each of five waits until all have begun: one after the other none would end.
-#[tokio::test]
-async fn test_concurrent_requests_basic() {
-    let cluster = cluster(5).await;
+async fn test_concurrent_requests_basic(cluster: &TestCluster) {
     let dir = tempfile::tempdir().unwrap();
     let requests: Vec<_> = (0..5)
         .map(|number| {
@@ -26,47 +34,31 @@ async fn test_concurrent_requests_basic() {
                 dir.path().display()
             );
             let command = script(cluster.kolo().unwrap(), &["-n", "1"], &meets);
-            tokio::task::spawn_blocking(|| output(command))
+            tokio::spawn(ended(command))
         })
         .collect();
     for request in requests {
         let out = request.await.unwrap();
         assert!(out.status.success(), "{out:?}");
     }
-    cluster.stop().await.unwrap();
 }
 
 /// A code that is not zero, of a command that says nothing.
-#[tokio::test]
-async fn test_exit_code() {
-    let cluster = cluster(1).await;
+async fn test_exit_code(cluster: &TestCluster) {
     let mut command = cluster.kolo().unwrap();
     command.args(["run", "false"]);
-    let out = tokio::task::spawn_blocking(|| output(command))
-        .await
-        .unwrap();
+    let out = ended(command).await;
     assert_eq!((out.status.code(), out.stdout.len()), (Some(1), 0));
-    assert!(
-        text(&out.stderr).contains("ended with exit code 1"),
-        "{out:?}"
-    );
-    cluster.stop().await.unwrap();
+    let err = text(&out.stderr);
+    assert!(err.contains("ended with exit code 1"), "{err}");
 }
 
 /// A stream that has nothing for a long time, and then all.
-#[tokio::test]
-async fn test_stream() {
-    let cluster = cluster(1).await;
+async fn test_stream(cluster: &TestCluster) {
     let began = Instant::now();
-    let command = script(
-        cluster.kolo().unwrap(),
-        &["--prefix", "none"],
-        "sleep 2; printf 'slept 2.0'",
-    );
-    let out = tokio::task::spawn_blocking(|| output(command))
-        .await
-        .unwrap();
+    let sleeps = "sleep 2; printf 'slept 2.0'";
+    let command = script(cluster.kolo().unwrap(), &["--prefix", "none"], sleeps);
+    let out = ended(command).await;
     assert_eq!(text(&out.stdout), "slept 2.0", "{out:?}");
     assert!(out.status.success() && began.elapsed() >= Duration::from_secs(2));
-    cluster.stop().await.unwrap();
 }

@@ -67,6 +67,7 @@ async fn start(cluster: &Cluster, hosts: u32) -> anyhow::Result<Executor> {
     let executor = Executor::builder()
         .hosts(hosts)
         .slots(1)
+        .grace(Duration::from_secs(1))
         .output(Output::Silent);
     Ok(soon(executor.start(cluster)).await?)
 }

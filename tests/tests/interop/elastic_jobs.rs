@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::jobs::{Random, Running, Script, Shape, kill, on_nodes, turn};
+use crate::jobs::{Random, Running, Script, Shape, kill, turn};
 use anyhow::{Context as _, ensure};
 use kolo_harness::{Framework, TestCluster, kolo};
 
@@ -14,10 +14,7 @@ async fn an_elastic_horovod_program_runs_as_a_static_job() -> anyhow::Result<()>
         return Ok(());
     };
     let _turn = turn().await;
-    script.check(kolo(), &["-n", "2"], Shape { size: 2, hosts: 1 })?;
-    let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
-    on_nodes(&cluster, script)?;
-    Ok(cluster.stop().await?)
+    script.check(kolo(), &["-n", "2"], Shape { size: 2, hosts: 1 })
 }
 
 /// A line of a script that takes steps.
@@ -128,29 +125,6 @@ fn steps() -> anyhow::Result<Option<Script>> {
     Script::find(Framework::Horovod, "horovod_steps.py")
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_horovod_worker_is_replaced_and_the_others_go_on() -> anyhow::Result<()> {
-    let Some(script) = steps()? else {
-        return Ok(());
-    };
-    let _turn = turn().await;
-    let options = ["-n", "2", "--min-np", "1", "--elastic", "horovod"];
-    let mut job = Steps::start(script, kolo(), &options)?;
-    for killed in [1, 0] {
-        let before = job.group(2)?;
-        job.work(10)?;
-        kill(before[killed])?;
-        let alone = job.group(1)?;
-        let survivor = before[1 - killed];
-        ensure!(alone == [survivor], "{alone:?} of {before:?}");
-        let after = job.group(2)?;
-        // R-2: whoever has been there longest is first, and hands its state on.
-        ensure!(after[0] == survivor, "{after:?} after {before:?}");
-        ensure!(!before.contains(&after[1]), "{after:?} after {before:?}");
-    }
-    job.finish(2)
-}
-
 /// Each round one host is lost, drained or no longer told by the discovery script, and comes back the same way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn horovod_workers_go_on_while_hosts_leave_and_come() -> anyhow::Result<()> {
@@ -185,7 +159,7 @@ async fn horovod_workers_go_on_while_hosts_leave_and_come() -> anyhow::Result<()
     let mut survivor = job.group(1)?[0];
     job.work(1 + random.below(10))?;
     tell("a:1\nb:1\n")?;
-    for round in 0..10 {
+    for round in 0..6 {
         let both = job.group(2)?;
         // R-2: whoever has been there longest is first, and hands its state on.
         ensure!(both[0] == survivor, "round {round}: {both:?}, {survivor}");
@@ -220,26 +194,17 @@ fn node(cluster: &TestCluster, word: &str) -> anyhow::Result<()> {
 /// In every second round another worker is killed while the group is smaller. A survivor that waits for Gloo's time-out to notice a loss
 /// waits longer than the job may take.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn horovod_workers_survive_ten_losses_at_random_moments() -> anyhow::Result<()> {
+async fn horovod_workers_survive_losses_at_random_moments() -> anyhow::Result<()> {
     let Some(script) = steps()? else {
         return Ok(());
     };
     let _turn = turn().await;
     let mut random = Random::new()?;
-    let options = [
-        "-n",
-        "3",
-        "--min-np",
-        "1",
-        "--max-restarts",
-        "50",
-        "--elastic",
-        "horovod",
-        "--env",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS=600",
-    ];
+    let options = "-n 3 --min-np 1 --max-restarts 50 --elastic horovod \
+                   --env HOROVOD_GLOO_TIMEOUT_SECONDS=600";
+    let options: Vec<&str> = options.split(' ').collect();
     let mut job = Steps::start(script, kolo(), &options)?;
-    for round in 0..10 {
+    for round in 0..6 {
         let mut left = job.group(3)?;
         job.work(1 + random.below(40))?;
         kill(left.remove(random.below(3) as usize))?;

@@ -217,11 +217,8 @@ impl Script {
     }
 }
 
-/// One worker and two workers on each of two nodes.
-pub fn on_nodes(cluster: &TestCluster, script: Script) -> anyhow::Result<()> {
-    for size in [2, 4] {
-        let options = ["-n", &size.to_string(), "--nnodes", "2"];
-        script.check(cluster.kolo()?, &options, Shape { size, hosts: 2 })?;
-    }
-    Ok(())
+/// So many workers, half of them on each of two nodes.
+pub fn on_nodes(cluster: &TestCluster, script: Script, size: usize) -> anyhow::Result<()> {
+    let options = ["-n", &size.to_string(), "--nnodes", "2"];
+    script.check(cluster.kolo()?, &options, Shape { size, hosts: 2 })
 }

@@ -19,9 +19,7 @@ async fn on_this_machine(framework: Framework) -> anyhow::Result<()> {
         return Ok(());
     };
     let _turn = turn().await;
-    let one = |size| Shape { size, hosts: 1 };
-    script.check(kolo(), &["-H", "localhost:2"], one(2))?;
-    script.check(kolo(), &["-n", "4"], one(4))
+    script.check(kolo(), &["-H", "localhost:2"], Shape { size: 2, hosts: 1 })
 }
 
 async fn on_two_nodes(framework: Framework) -> anyhow::Result<()> {
@@ -30,7 +28,7 @@ async fn on_two_nodes(framework: Framework) -> anyhow::Result<()> {
     };
     let _turn = turn().await;
     let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
-    on_nodes(&cluster, script)?;
+    on_nodes(&cluster, script, 4)?;
     Ok(cluster.stop().await?)
 }
 
@@ -51,7 +49,7 @@ async fn in_two_namespaces(framework: Framework) -> anyhow::Result<()> {
         let hosts = format!("127.0.0.1 localhost\n10.1.0.{number} {name}\n");
         host.write_etc("hosts", &hosts)?;
     }
-    world.run("10.1.0.100", async |cluster| on_nodes(cluster, script))
+    world.run("10.1.0.100", async |cluster| on_nodes(cluster, script, 2))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

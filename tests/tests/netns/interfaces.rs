@@ -220,24 +220,6 @@ fn a_firewall_that_drops_costs_two_seconds_at_most() {
 }
 
 #[test]
-fn ipv6_alone_is_enough() {
-    needs_namespaces!();
-    let world = World::new(&["a", "b", "c"]).unwrap();
-    world.network("eth0", "fd01::", 1500).unwrap();
-    world
-        .run("fd01::100", async |cluster| {
-            let group = Group::start(cluster, 3).await?;
-            assert_eq!(group.interface(), Some("eth0"));
-            group.check().await?;
-            let told = group.told().await?;
-            assert_eq!(told[1]["KOLO_NODE_IP"], "fd01::2");
-            assert_eq!(told[1]["MASTER_ADDR"], "fd01::1");
-            group.stop().await
-        })
-        .unwrap();
-}
-
-#[test]
 fn link_local_addresses_are_enough_between_nodes() {
     needs_namespaces!();
     let world = World::new(&["a", "b"]).unwrap();

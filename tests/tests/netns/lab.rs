@@ -1,57 +1,8 @@
 //! The fixture itself.
 
-use std::net::UdpSocket;
-use std::time::Duration;
-
 use kolo_harness::netns::Lab;
 
 use crate::needs_namespaces;
-
-fn say(from: &UdpSocket, to: &str) -> std::io::Result<usize> {
-    from.send_to(b"hello", to)
-}
-
-#[test]
-fn hosts_reach_each_other_through_a_segment_and_a_firewall_is_a_black_hole() {
-    needs_namespaces!();
-    let lab = Lab::new().unwrap();
-    let wire = lab.segment("wire").unwrap();
-    let (a, b) = (lab.host("a").unwrap(), lab.host("b").unwrap());
-    a.attach("eth0", &wire, &["10.1.0.1/24", "fd00::1/64"])
-        .unwrap();
-    b.attach("eth0", &wire, &["10.1.0.2/24", "fd00::2/64"])
-        .unwrap();
-
-    let at_a = a.enter(|| UdpSocket::bind("[::]:0")).unwrap().unwrap();
-    let at_b = b.enter(|| UdpSocket::bind("[::]:0")).unwrap().unwrap();
-    let port = at_b.local_addr().unwrap().port();
-    let mut buffer = [0; 16];
-    for to in [
-        format!("[fd00::2]:{port}"),
-        format!("[::ffff:10.1.0.2]:{port}"),
-    ] {
-        at_b.set_read_timeout(Some(Duration::from_secs(10)))
-            .unwrap();
-        say(&at_a, &to).unwrap();
-        at_b.recv_from(&mut buffer).unwrap();
-    }
-    b.nft(&format!(
-        "add rule inet test input udp dport {port} counter drop"
-    ))
-    .unwrap();
-    say(&at_a, &format!("[fd00::2]:{port}")).unwrap();
-    // The firewall counts what it drops: that is the event to wait for.
-    let seen = || {
-        b.nft("list chain inet test input")
-            .unwrap()
-            .contains("packets 1 ")
-    };
-    while !seen() {
-        std::thread::yield_now();
-    }
-    at_b.set_nonblocking(true).unwrap();
-    assert!(at_b.recv_from(&mut buffer).is_err());
-}
 
 #[test]
 fn a_lab_leaves_nothing_behind_even_if_the_test_panics() {

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdout, Stdio};
 use std::time::Duration;
 
 use kolo_harness::TestCluster;
+use kolo_harness::netns::Host;
 
 use crate::needs_namespaces;
 use crate::world::World;
@@ -79,55 +80,49 @@ impl Drop for Streaming {
     }
 }
 
-fn world() -> anyhow::Result<World> {
-    let world = World::new(&["a"])?;
-    world.network("eth0", "10.1.0.", 1500)?;
-    Ok(world)
-}
-
-/// `test_stream_command_output_reconnect`: the network fails for a moment, and the command succeeds. Unlike there, no line is
-/// lost.
 #[test]
-fn test_stream_command_output_reconnect() {
+fn streams_that_fail_on_their_way() {
     needs_namespaces!();
-    let world = world().unwrap();
+    let world = World::new(&["a"]).unwrap();
+    world.network("eth0", "10.1.0.", 1500).unwrap();
     let host = &world.hosts[0];
     world
         .run("10.1.0.100", async |cluster| {
-            let mut streaming = Streaming::start(cluster)?;
-            host.ip("link set eth0 down")?;
-            streaming.go()?;
-            // Less than what makes a member lost.
-            std::thread::sleep(Duration::from_millis(800));
-            host.ip("link set eth0 up")?;
-            let (code, err) = streaming.end()?;
-            anyhow::ensure!(code == Some(0), "{code:?} {err}");
-            anyhow::ensure!(streaming.seen == streaming.all, "{}", streaming.seen.len());
-            Ok(())
+            test_stream_command_output_reconnect(cluster, host)?;
+            test_stream_command_output_no_reconnect(cluster, host)
         })
         .unwrap();
 }
 
-/// `test_stream_command_output_no_reconnect`: the network fails for good. The command fails, and what had come is there.
-#[test]
-fn test_stream_command_output_no_reconnect() {
-    needs_namespaces!();
-    let world = world().unwrap();
-    let host = &world.hosts[0];
-    world
-        .run("10.1.0.100", async |cluster| {
-            let mut streaming = Streaming::start(cluster)?;
-            host.ip("link set eth0 down")?;
-            streaming.go()?;
-            let (code, err) = streaming.end()?;
-            anyhow::ensure!(code == Some(1), "{code:?} {err}");
-            anyhow::ensure!(err.contains("kolo: rank 0 on a (pid "), "{err}");
-            anyhow::ensure!(
-                streaming.all.starts_with(&streaming.seen) && streaming.seen.len() > 1024,
-                "{}",
-                streaming.seen
-            );
-            Ok(())
-        })
-        .unwrap();
+/// The network fails for a moment, and the command succeeds. Unlike there, no line is lost.
+fn test_stream_command_output_reconnect(cluster: &TestCluster, host: &Host) -> anyhow::Result<()> {
+    let mut streaming = Streaming::start(cluster)?;
+    host.ip("link set eth0 down")?;
+    streaming.go()?;
+    // Less than what makes a member lost.
+    std::thread::sleep(Duration::from_millis(800));
+    host.ip("link set eth0 up")?;
+    let (code, err) = streaming.end()?;
+    anyhow::ensure!(code == Some(0), "{code:?} {err}");
+    anyhow::ensure!(streaming.seen == streaming.all, "{}", streaming.seen.len());
+    Ok(())
+}
+
+/// The network fails for good. The command fails, and what had come is there.
+fn test_stream_command_output_no_reconnect(
+    cluster: &TestCluster,
+    host: &Host,
+) -> anyhow::Result<()> {
+    let mut streaming = Streaming::start(cluster)?;
+    host.ip("link set eth0 down")?;
+    streaming.go()?;
+    let (code, err) = streaming.end()?;
+    anyhow::ensure!(code == Some(1), "{code:?} {err}");
+    anyhow::ensure!(err.contains("kolo: rank 0 on a (pid "), "{err}");
+    anyhow::ensure!(
+        streaming.all.starts_with(&streaming.seen) && streaming.seen.len() > 1024,
+        "{}",
+        streaming.seen
+    );
+    Ok(())
 }

@@ -43,7 +43,9 @@ async fn a_job_whose_driver_is_killed_ends_and_leaves_nothing() -> anyhow::Resul
 #[tokio::test]
 async fn without_a_head_the_workers_end_after_a_lease_and_the_driver_is_told() -> anyhow::Result<()>
 {
-    let mut cluster = TestCluster::builder().nodes(2).start().await?;
+    let lease = Duration::from_secs(5);
+    let cluster = TestCluster::builder().nodes(2).lease(lease);
+    let mut cluster = cluster.start().await?;
     let job = Job::start(&cluster, Executor::builder().workers(1..=2), 2).await?;
     job.works().await;
     let pids = processes(job.executor.job());
@@ -64,7 +66,9 @@ async fn without_a_head_the_workers_end_after_a_lease_and_the_driver_is_told() -
 /// The others end their operation when their patience is over, and the head gives up the rank that takes no generation.
 #[tokio::test]
 async fn a_rank_that_stands_still_is_given_up_and_replaced() -> anyhow::Result<()> {
-    let cluster = TestCluster::builder().slots(3).start().await?;
+    let lease = Duration::from_secs(3);
+    let cluster = TestCluster::builder().slots(3).lease(lease);
+    let cluster = cluster.start().await?;
     let builder = Executor::builder().workers(3..=3);
     let patience = (1, Duration::from_secs(2));
     let mut job = Job::patient(&cluster.connect().await?, builder, 3, patience).await?;

@@ -9,15 +9,11 @@ use super::job::wait_for_job;
 use crate::support::{gone, soon, whoami};
 
 /// The start timeout of groups that never start.
-const SHORT: Duration = Duration::from_secs(5);
-
-async fn cluster() -> anyhow::Result<TestCluster> {
-    Ok(TestCluster::builder().nodes(1).slots(1).start().await?)
-}
+const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_node_gets_workers_when_its_health_check_succeeds() -> anyhow::Result<()> {
-    let cluster = cluster().await?;
+    let cluster = TestCluster::builder().start().await?;
     let folder = tempfile::tempdir()?;
     let well = folder.path().join("well");
     let script = format!(
@@ -47,13 +43,14 @@ async fn a_node_gets_workers_when_its_health_check_succeeds() -> anyhow::Result<
     let executor = soon(starting).await??;
     assert_eq!(soon(executor.run(whoami, ())).await?, [0]);
     soon(executor.shutdown()).await?;
+    a_job_without_a_healthy_node_ends_and_says_why(&cluster).await?;
     cluster.stop().await?;
     Ok(())
 }
 
-#[tokio::test]
-async fn a_job_without_a_healthy_node_ends_and_says_why() -> anyhow::Result<()> {
-    let cluster = cluster().await?;
+async fn a_job_without_a_healthy_node_ends_and_says_why(
+    cluster: &TestCluster,
+) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let pid = folder.path().join("pid");
     let script = format!("echo $$ > '{}'; exec sleep 600", pid.display());
@@ -74,6 +71,5 @@ async fn a_job_without_a_healthy_node_ends_and_says_why() -> anyhow::Result<()> 
     }
     let pid = std::fs::read_to_string(pid)?.trim().parse()?;
     gone(pid).await;
-    cluster.stop().await?;
     Ok(())
 }

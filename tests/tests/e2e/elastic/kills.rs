@@ -10,7 +10,7 @@ use super::job::{Job, kill, pid_of, processes};
 use crate::support::gone;
 
 /// `KOLO_TEST_KILLS=300` in the environment makes more of them.
-const KILLS: usize = 10;
+const KILLS: usize = 8;
 
 /// What a daemon holds.
 #[derive(Debug, Default)]

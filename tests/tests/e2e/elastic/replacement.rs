@@ -15,14 +15,6 @@ use crate::support::{gone, soon};
 /// 16 MiB of `f32`.
 const LARGE: usize = 4 << 20;
 
-async fn cluster(nodes: usize, slots: u32) -> anyhow::Result<TestCluster> {
-    Ok(TestCluster::builder()
-        .nodes(nodes)
-        .slots(slots)
-        .start()
-        .await?)
-}
-
 /// Kills a member of the group.
 async fn kill_rank(cluster: &TestCluster, job: &Job, rank: usize) -> anyhow::Result<u32> {
     let member = &job.watch.table().members[rank];
@@ -33,20 +25,31 @@ async fn kill_rank(cluster: &TestCluster, job: &Job, rank: usize) -> anyhow::Res
 }
 
 #[tokio::test]
-async fn a_killed_rank_comes_back_as_a_new_process_with_the_state() -> anyhow::Result<()> {
-    let cluster = cluster(1, 2).await?;
+async fn what_is_lost_is_replaced() -> anyhow::Result<()> {
+    let cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
+    a_killed_rank_comes_back_as_a_new_process_with_the_state(&cluster).await?;
+    a_killed_warden_costs_its_workers_and_another_starts_theirs(&cluster).await?;
+    a_whole_host_leaves_with_a_lost_worker_and_joins_again(&cluster).await?;
+    a_spare_takes_over_without_a_new_process(&cluster).await?;
+    cluster.stop().await?;
+    Ok(())
+}
+
+async fn a_killed_rank_comes_back_as_a_new_process_with_the_state(
+    cluster: &TestCluster,
+) -> anyhow::Result<()> {
     let builder = Executor::builder().workers(2..=2);
     let mut job = Job::with(&cluster.connect().await?, builder, 2, LARGE).await?;
     // Rank 0 as well: the state comes from whoever has it.
     for rank in [1, 0] {
         job.works().await;
         let before = job.steps();
-        let old = kill_rank(&cluster, &job, rank).await?;
+        let old = kill_rank(cluster, &job, rank).await?;
         let change = job.watch.next().await;
         assert_eq!(change.left, [Rank(rank as u32)]);
         // The survivor is rank 0 from now on.
         assert_eq!(change.joined, [Rank(1)]);
-        let new = pid_of(&cluster, job.executor.job(), &change.table.members[1]).await?;
+        let new = pid_of(cluster, job.executor.job(), &change.table.members[1]).await?;
         assert_ne!(old, new);
         job.works().await;
         assert!(job.steps() > before, "no work is lost");
@@ -54,18 +57,17 @@ async fn a_killed_rank_comes_back_as_a_new_process_with_the_state() -> anyhow::R
     let ended = job.end().await?;
     assert_eq!((ended.size, ended.outcome.generations), (2, 3));
     assert!(ended.outcome.steps_redone <= 2, "{:?}", ended.outcome);
-    cluster.stop().await?;
     Ok(())
 }
 
 /// User code can kill its parent, and so can the system when memory is short.
-#[tokio::test]
-async fn a_killed_warden_costs_its_workers_and_another_starts_theirs() -> anyhow::Result<()> {
-    let cluster = cluster(2, 2).await?;
-    let mut job = Job::start(&cluster, Executor::builder().workers(4..=4), 4).await?;
+async fn a_killed_warden_costs_its_workers_and_another_starts_theirs(
+    cluster: &TestCluster,
+) -> anyhow::Result<()> {
+    let mut job = Job::start(cluster, Executor::builder().workers(4..=4), 4).await?;
     job.works().await;
     let member = job.watch.table().members[3].clone();
-    let worker = pid_of(&cluster, job.executor.job(), &member).await?;
+    let worker = pid_of(cluster, job.executor.job(), &member).await?;
     let stat = std::fs::read_to_string(format!("/proc/{worker}/stat"))?;
     // State and parent follow the name.
     let warden = stat
@@ -82,18 +84,17 @@ async fn a_killed_warden_costs_its_workers_and_another_starts_theirs() -> anyhow
     let nodes: Vec<_> = job.watch.table().members.iter().map(node).collect();
     assert_eq!(nodes.iter().filter(|its| **its == member.node).count(), 2);
     job.end().await?;
-    cluster.stop().await?;
     Ok(())
 }
 
-#[tokio::test]
-async fn a_whole_host_leaves_with_a_lost_worker_and_joins_again() -> anyhow::Result<()> {
-    let cluster = cluster(2, 2).await?;
+async fn a_whole_host_leaves_with_a_lost_worker_and_joins_again(
+    cluster: &TestCluster,
+) -> anyhow::Result<()> {
     let builder = Executor::builder().hosts(1..=2).slots(2);
-    let mut job = Job::start(&cluster, builder, 4).await?;
+    let mut job = Job::start(cluster, builder, 4).await?;
     job.works().await;
     let host = job.watch.table().members[0].node;
-    kill_rank(&cluster, &job, 0).await?;
+    kill_rank(cluster, &job, 0).await?;
     let change = job.watch.next().await;
     let members = &change.table.members;
     assert_eq!(members.len(), 2);
@@ -107,17 +108,14 @@ async fn a_whole_host_leaves_with_a_lost_worker_and_joins_again() -> anyhow::Res
     assert_eq!(back.count(), 2);
     job.works().await;
     assert_eq!(job.end().await?.size, 4);
-    cluster.stop().await?;
     Ok(())
 }
 
-#[tokio::test]
-async fn a_spare_takes_over_without_a_new_process() -> anyhow::Result<()> {
-    let cluster = cluster(1, 3).await?;
+async fn a_spare_takes_over_without_a_new_process(cluster: &TestCluster) -> anyhow::Result<()> {
     let builder = Executor::builder().workers(2..=2).spares(1);
-    let mut job = Job::start(&cluster, builder, 2).await?;
+    let mut job = Job::start(cluster, builder, 2).await?;
     let id = job.executor.job();
-    wait_for_job(&cluster, id, |info| {
+    wait_for_job(cluster, id, |info| {
         let spares = info
             .workers
             .iter()
@@ -128,46 +126,17 @@ async fn a_spare_takes_over_without_a_new_process() -> anyhow::Result<()> {
     job.works().await;
     let before: BTreeSet<u32> = processes(id).into_iter().collect();
     assert_eq!(before.len(), 3);
-    kill_rank(&cluster, &job, 0).await?;
+    kill_rank(cluster, &job, 0).await?;
     let change = job.watch.next().await;
     assert_eq!(
         (&change.left[..], &change.joined[..]),
         (&[Rank(0)][..], &[Rank(1)][..])
     );
-    let taken = pid_of(&cluster, id, &change.table.members[1]).await?;
+    let taken = pid_of(cluster, id, &change.table.members[1]).await?;
     assert!(before.contains(&taken), "{taken} is new: {before:?}");
     job.works().await;
     let ended = job.end().await?;
     assert_eq!(ended.outcome.generations, 2);
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_group_below_its_minimum_waits_for_room() -> anyhow::Result<()> {
-    let mut cluster = cluster(3, 1).await?;
-    let mut job = Job::start(&cluster, Executor::builder().workers(3..=3), 3).await?;
-    job.works().await;
-    cluster.kill_node(2)?;
-    wait_for_job(&cluster, job.executor.job(), |info| {
-        let membership = info.membership.as_ref();
-        membership.is_some_and(|membership| membership.decision.contains("at least 3"))
-    })
-    .await?;
-    let steps = job.steps();
-    cluster.add_node().await?;
-    let change = job.watch.next().await;
-    assert_eq!((change.before, change.table.members.len()), (3, 3));
-    assert!(
-        change.table.cause.contains("lost"),
-        "{}",
-        change.table.cause
-    );
-    assert_eq!(job.steps(), steps, "nobody works below the minimum");
-    job.works().await;
-    let ended = job.end().await?;
-    assert_eq!(ended.outcome.generations, 2);
-    cluster.stop().await?;
     Ok(())
 }
 
@@ -192,7 +161,7 @@ fn fail_when_told(ctx: &Context, file: String) -> anyhow::Result<()> {
 #[tokio::test]
 async fn a_group_below_its_minimum_ends_after_the_start_timeout_with_the_last_words()
 -> anyhow::Result<()> {
-    let cluster = cluster(1, 2).await?;
+    let cluster = TestCluster::builder().slots(2).start().await?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("fail");
     // With the program there already, workers start at once.
@@ -224,67 +193,6 @@ async fn a_group_below_its_minimum_ends_after_the_start_timeout_with_the_last_wo
     assert_eq!(error.stderr_tail(), ["the disk is on fire"], "{text}");
     assert!(executor.recovered().await.is_err());
     nothing_left(executor.job()).await;
-    executor.shutdown().await.ok();
-    cluster.stop().await?;
-    Ok(())
-}
-
-/// Fails on rank 0 before anything is committed.
-#[kolo::function]
-fn fail_at_once(ctx: &Context) -> anyhow::Result<()> {
-    let mut state = State::new(Value(0_u64));
-    ctx.elastic(&mut state, |ctx, _| {
-        if ctx.rank() == 0 {
-            eprintln!("there is no data set");
-            std::process::exit(3);
-        }
-        Ok(ctx.comm().barrier()?)
-    })
-}
-
-#[tokio::test]
-async fn what_fails_before_the_first_commit_again_and_again_ends_fast() -> anyhow::Result<()> {
-    let cluster = cluster(1, 2).await?;
-    let executor = Executor::builder()
-        .workers(1..=2)
-        .restarts_without_progress(1)
-        .output(Output::Silent)
-        .start(&cluster.connect().await?)
-        .await?;
-    let error = soon(executor.run(fail_at_once, ())).await.unwrap_err();
-    let text = error.to_string();
-    // All workers may have failed before one was replaced.
-    let reasons = ["restarts_without_progress", "nobody has the state"];
-    assert!(reasons.iter().any(|reason| text.contains(reason)), "{text}");
-    assert_eq!(error.stderr_tail(), ["there is no data set"], "{text}");
-    nothing_left(executor.job()).await;
-    executor.shutdown().await.ok();
-    cluster.stop().await?;
-    Ok(())
-}
-
-#[tokio::test]
-async fn the_limit_of_changes_ends_the_job_with_a_plain_reason() -> anyhow::Result<()> {
-    let cluster = cluster(1, 2).await?;
-    let mut job = Job::start(
-        &cluster,
-        Executor::builder().workers(2..=2).max_resets(1),
-        2,
-    )
-    .await?;
-    job.works().await;
-    kill_rank(&cluster, &job, 0).await?;
-    job.watch.next().await;
-    job.works().await;
-    kill_rank(&cluster, &job, 1).await?;
-    let id = job.executor.job();
-    let (error, executor) = job.failure().await?;
-    let text = error.to_string();
-    assert!(
-        text.contains("max_resets") && text.contains("SIGKILL"),
-        "{text}"
-    );
-    nothing_left(id).await;
     executor.shutdown().await.ok();
     cluster.stop().await?;
     Ok(())

@@ -11,6 +11,8 @@ use anyhow::{Context as _, bail, ensure};
 use kolo_harness::{TestCluster, kolo};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::run::words;
+
 /// Names the file whose presence ends a player.
 const PLAYER: &str = "PLAYS_HOROVOD_UNTIL";
 
@@ -130,7 +132,9 @@ fn survivors_keep_their_process_and_a_new_one_takes_the_place_of_the_lost() -> a
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_node_and_a_new_node_change_the_group_in_place() -> anyhow::Result<()> {
-    let mut cluster = TestCluster::builder().nodes(2).slots(2).start().await?;
+    let builder = TestCluster::builder().nodes(2).slots(2);
+    let mut cluster = builder.hostnames(["a", "b"]).start().await?;
+    test_fault_tolerance_without_scaling(&cluster)?;
     let options = ["-n", "4", "--min-np", "2", "--on-change", "in-place"];
     let mut game = Game::start(cluster.kolo()?, &options)?;
     let whole = game.group(4)?;
@@ -145,6 +149,18 @@ async fn a_lost_node_and_a_new_node_change_the_group_in_place() -> anyhow::Resul
     ensure!(again[..2] == left, "{again:?} after {left:?}");
     game.finish(4)?;
     Ok(cluster.stop().await?)
+}
+
+/// A host list that never changes: the failed worker comes back on its host, where Horovod goes on with the other host alone.
+fn test_fault_tolerance_without_scaling(cluster: &TestCluster) -> anyhow::Result<()> {
+    let options = words("-n 4 -H a:2,b:2 --min-np 2 --elastic horovod");
+    let mut game = Game::start(cluster.kolo()?, &options)?;
+    let mut group = game.group(4)?;
+    kill(group.remove(3))?;
+    ensure!(game.group(3)? == group, "the survivors, in their order");
+    let whole = game.group(4)?;
+    ensure!(whole[..3] == group, "{whole:?} after {group:?}");
+    game.finish(4)
 }
 
 #[test]
@@ -166,16 +182,7 @@ fn too_few_survivors_wait_for_others() -> anyhow::Result<()> {
 /// The launcher tells of each failure when it comes, and not at the end of the job.
 #[test]
 fn a_new_worker_that_fails_is_told_at_once_and_costs_a_restart() -> anyhow::Result<()> {
-    let options = [
-        "-n",
-        "2",
-        "--min-np",
-        "1",
-        "--max-restarts",
-        "9",
-        "--elastic",
-        "horovod",
-    ];
+    let options = words("-n 2 --min-np 1 --max-restarts 9 --elastic horovod");
     let mut game = Game::start(kolo(), &options)?;
     let group = game.group(2)?;
     let no_luck = game.stop.with_file_name(NO_LUCK);
@@ -196,29 +203,4 @@ fn a_new_worker_that_fails_is_told_at_once_and_costs_a_restart() -> anyhow::Resu
     let again = game.group(2)?;
     ensure!(again[0] == group[0], "{again:?} after {group:?}");
     game.finish(2)
-}
-
-/// A host list that never changes: the failed worker comes back on its host, where Horovod goes on with the other host alone.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn test_fault_tolerance_without_scaling() -> anyhow::Result<()> {
-    let builder = TestCluster::builder().nodes(2).slots(2);
-    let cluster = builder.hostnames(["a", "b"]).start().await?;
-    let options = [
-        "-n",
-        "4",
-        "-H",
-        "a:2,b:2",
-        "--min-np",
-        "2",
-        "--elastic",
-        "horovod",
-    ];
-    let mut game = Game::start(cluster.kolo()?, &options)?;
-    let mut group = game.group(4)?;
-    kill(group.remove(3))?;
-    ensure!(game.group(3)? == group, "the survivors, in their order");
-    let whole = game.group(4)?;
-    ensure!(whole[..3] == group, "{whole:?} after {group:?}");
-    game.finish(4)?;
-    Ok(cluster.stop().await?)
 }
