@@ -50,7 +50,6 @@ use self::elastic::{Elastic, Flow};
 use self::fall::Fall;
 pub use self::messages::{Action, Event, GroupState, JobConfig, Reply, Seating, Site};
 use self::network::Net;
-pub use self::network::NetworkPlan;
 pub use self::push::Next;
 use self::push::{Push, Pushes};
 use self::table::check_table;

@@ -64,13 +64,13 @@ impl Job {
     /// What connects the nodes, or how to find out. To be said before the first [`Job::step`]; without it the nodes are
     /// reached where they registered. Of an elastic job, to be said again before an [`Event::Placed`](super::Event::Placed)
     /// with nodes that are new to it.
-    pub fn connect_by(&mut self, plan: NetworkPlan) {
+    pub fn connect_by(&mut self, plan: Plan) {
         if let Net::Known(network) = &self.net {
             self.before = Some(Arc::clone(network));
         }
         self.net = match plan {
-            NetworkPlan::Known(network) => Net::Known(network),
-            NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
+            Plan::Known(network) => Net::Known(network),
+            Plan::Probe(discovery) => Net::Wanted(discovery),
         };
         self.pend_all();
     }
@@ -81,8 +81,7 @@ impl Job {
             Net::Wanted(discovery) => {
                 self.net = Net::Asked;
                 self.state = JobState::Probing;
-                let limit = self.config.probe_limit;
-                self.actions.push(Action::Discover(discovery, limit));
+                self.actions.push(Action::Discover(discovery));
             }
             Net::Known(network) => self.take(network),
             other => self.net = other,
@@ -161,8 +160,9 @@ impl Job {
         let mut table = Arc::clone(self.published.as_ref()?);
         // While new nodes are probed, the members reach each other as before.
         let network = self.net.known().or(self.before.as_deref());
-        let has_own = |network: &&Network| *network.choice() != NetworkChoice::Registered;
-        let Some(network) = network.filter(has_own) else {
+        // Of other networks, workers have no more than the one address that they tell of.
+        let by_pair = |network: &&Network| *network.choice() == NetworkChoice::PerPair;
+        let Some(network) = network.filter(by_pair) else {
             return Some(table);
         };
         let by = self.parts[part].site.node;
@@ -176,23 +176,5 @@ impl Job {
             }
         }
         Some(table)
-    }
-}
-
-/// What a job is told of the network at its start.
-#[derive(Debug, Clone)]
-pub enum NetworkPlan {
-    /// It is known.
-    Known(Arc<Network>),
-    /// To be found out.
-    Discover(Box<Discovery>),
-}
-
-impl From<Plan> for NetworkPlan {
-    fn from(plan: Plan) -> Self {
-        match plan {
-            Plan::Decided(network) => Self::Known(Arc::new(*network)),
-            Plan::Probe(discovery) => Self::Discover(discovery),
-        }
     }
 }

@@ -218,7 +218,7 @@ impl HeadCore {
         let Some(running) = self.jobs.get(&id) else {
             return Ok(());
         };
-        let (job, anew) = (&running.job, running.network.1);
+        let job = &running.job;
         let sites: Vec<Site> = shares
             .iter()
             .filter_map(|share| self.site(*share))
@@ -236,7 +236,7 @@ impl HeadCore {
         let mut refused = Ok(());
         let mut plan = None;
         if !new.is_empty() {
-            match self.plan_network(&nodes, &job.spec().interfaces, anew) {
+            match self.plan_network(&nodes, &job.spec().interfaces, job.spec().no_cache) {
                 Ok(found) => plan = Some(found),
                 Err(refusal) => {
                     shares.retain(|share| old.contains(&share.node));
@@ -255,11 +255,10 @@ impl HeadCore {
             self.log(Level::Error, (id, None), text);
             return Err(text.to_owned());
         }
-        if let Some((key, plan)) = plan {
+        if let Some(plan) = plan {
             // A probe without the new nodes is of no use any more.
             self.leave_probes(Waiter::Job(id));
             if let Some(running) = self.jobs.get_mut(&id) {
-                running.network = (key, anew);
                 running.job.connect_by(plan);
                 for node in new {
                     running.trials.begin(node);
