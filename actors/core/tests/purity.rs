@@ -35,7 +35,7 @@ const FORBIDDEN: [(&str, &str); 19] = [
 ];
 
 /// Third-party crates and crates of kolo that decisions may use: none of them does I/O or has a clock.
-const DEPENDENCIES: [&str; 5] = ["blake3", "bytes", "kolo-wire", "serde", "thiserror"];
+const DEPENDENCIES: [&str; 4] = ["bytes", "kolo-wire", "serde", "thiserror"];
 
 /// Lines of a source with a forbidden word, and the modules in other files that it declares; all without tests.
 fn check(source: &str) -> (Vec<String>, Vec<&str>) {

@@ -1,11 +1,10 @@
 //! The node's network interfaces: what the head and other nodes are told of them, and the probe of other nodes'.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::future::join_all;
-use kolo_core::interfaces::NetworkFingerprint;
 use kolo_transport::interfaces;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
@@ -42,7 +41,7 @@ pub(super) struct Network {
     host: String,
     current: watch::Sender<Option<NodeNetwork>>,
     /// What the head was told last.
-    told: Mutex<Option<NetworkFingerprint>>,
+    told: Mutex<Option<NodeNetwork>>,
 }
 
 impl Network {
@@ -113,22 +112,22 @@ impl Network {
     /// What a registration says.
     pub(super) fn for_registration(&self) -> Option<NodeNetwork> {
         let current = self.current.borrow().clone();
-        self.set_told(current.as_ref());
+        self.told().clone_from(&current);
         current
     }
 
-    fn set_told(&self, network: Option<&NodeNetwork>) {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) =
-            network.map(NetworkFingerprint::of);
+    fn told(&self) -> MutexGuard<'_, Option<NodeNetwork>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for something that the head was not told. Cancel safe.
     pub(super) async fn news(&self) -> NodeNetwork {
         let mut current = self.current.subscribe();
         loop {
-            let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
             let now = current.borrow_and_update().clone();
-            if let Some(now) = now.filter(|now| Some(NetworkFingerprint::of(now)) != told) {
+            if now != *self.told()
+                && let Some(now) = now
+            {
                 return now;
             }
             if current.changed().await.is_err() {
@@ -139,7 +138,7 @@ impl Network {
 
     /// The head knows this now.
     pub(super) fn was_told(&self, network: &NodeNetwork) {
-        self.set_told(Some(network));
+        *self.told() = Some(network.clone());
     }
 
     /// How this node sees a connection.

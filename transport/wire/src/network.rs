@@ -19,7 +19,7 @@ pub struct InterfaceAddress {
 }
 
 /// A network interface of a host.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Interface {
     /// Its name: `eth0`.
     pub name: String,
@@ -37,7 +37,7 @@ pub struct Interface {
 }
 
 /// A host's networks, as its node daemon reports them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NodeNetwork {
     /// Where the daemon listens; all addresses of the family if the IP is unspecified, of both if it is `[::]`.
     pub listen: SocketAddr,
@@ -165,7 +165,7 @@ pub enum ProbeResult {
 }
 
 /// Which interfaces a job may use; any if empty.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct InterfaceSelection {
     /// On every host without an entry of its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

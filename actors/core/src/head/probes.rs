@@ -1,18 +1,18 @@
 //! Probes of network interfaces that are under way, those that wait for them, and what is known from before.
 //!
-//! All that want to know the same wait for the probe that runs, or, if a probe that has begun does not count, for the next, which
-//! begins when that one has ended. So nodes are not probed by many at once. A probe that nobody waits for any more ends.
+//! All that want to know the same wait for one probe, unless it must begin anew for them. A probe that nobody waits for any more
+//! ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kolo_wire::ids::{JobId, NodeId};
 use kolo_wire::{NetworkReport, NodeReply, ProbeResult};
 
 use super::job::Reply;
 use super::messages::{AskId, RequestId};
-use crate::interfaces::{Discovery, Key, Network, ProbeCache, Step};
+use crate::interfaces::{Discovery, Network, ProbeCache, Step};
 
 /// As many probes may be wanted at a time before no more are begun for questions. Each job has one of its own at most.
 const MAX_PROBES: usize = 16;
@@ -31,22 +31,12 @@ pub(super) enum Waiter {
     Ask(AskId),
 }
 
-/// A discovery that is wanted.
-#[derive(Debug)]
-pub(super) struct Search {
-    pub(super) discovery: Discovery,
-    /// For what the result is valid; `None` if it is of use for nobody else.
-    pub(super) key: Option<Key>,
-    /// Whether a probe that has begun already does not count.
-    pub(super) anew: bool,
-    /// How long each address may take.
-    pub(super) limit: Duration,
-}
-
 #[derive(Debug)]
 struct Probe {
-    search: Search,
+    discovery: Discovery,
     since: Instant,
+    /// Another one for the same has begun later: what this one finds is of use only for those that wait for it.
+    is_old: bool,
     waiting: BTreeSet<Waiter>,
     requests: BTreeSet<RequestId>,
 }
@@ -55,76 +45,49 @@ struct Probe {
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     running: BTreeMap<ProbeId, Probe>,
-    /// Those that wait for the end of one with the same key.
-    next: BTreeMap<Key, (Search, BTreeSet<Waiter>)>,
     count: u64,
     pub(super) cache: ProbeCache,
 }
 
 impl Probes {
+    /// The newest probe for the same.
+    fn newest(&mut self, discovery: &Discovery) -> Option<&mut Probe> {
+        let mut running = self.running.values_mut();
+        running.find(|probe| !probe.is_old && probe.discovery.key() == discovery.key())
+    }
+
     /// Whether a question that needs a probe of its own has to come later.
-    pub(super) fn is_busy_for(&self, search: &Search) -> bool {
-        let is_shared = search.key.as_ref().is_some_and(|key| self.runs(key));
-        !is_shared && self.running.len() + self.next.len() >= MAX_PROBES
+    pub(super) fn is_busy_for(&mut self, discovery: &Discovery, anew: bool) -> bool {
+        self.running.len() >= MAX_PROBES && (anew || self.newest(discovery).is_none())
     }
 
-    fn runs(&self, key: &Key) -> bool {
-        let mut running = self.running.values();
-        running.any(|probe| probe.search.key.as_ref() == Some(key))
-    }
-
-    /// Waits for the probe that runs, or for the next, if there is one; else begins one. The first step is of a new one.
+    /// Waits for the probe that runs, or begins one. The first step is of a new one.
     pub(super) fn find(
         &mut self,
         now: Instant,
-        search: Search,
+        mut discovery: Discovery,
+        anew: bool,
         waiter: Waiter,
     ) -> Option<(ProbeId, Step)> {
-        let same = |probe: &&mut Probe| search.key.is_some() && probe.search.key == search.key;
-        let Some(probe) = self.running.values_mut().find(same) else {
-            return Some(self.begin(now, search, BTreeSet::from([waiter])));
-        };
-        match search.key.clone() {
-            Some(key) if search.anew => {
-                let next = self.next.entry(key);
-                let (_, waiting) = next.or_insert_with(|| (search, BTreeSet::new()));
-                waiting.insert(waiter);
+        if let Some(probe) = self.newest(&discovery) {
+            if !anew {
+                probe.waiting.insert(waiter);
+                return None;
             }
-            _ => drop(probe.waiting.insert(waiter)),
+            probe.is_old = true;
         }
-        None
-    }
-
-    fn begin(
-        &mut self,
-        now: Instant,
-        mut search: Search,
-        waiting: BTreeSet<Waiter>,
-    ) -> (ProbeId, Step) {
         self.count += 1;
         let id = ProbeId(self.count);
-        let step = search.discovery.start();
+        let step = discovery.start();
         let probe = Probe {
-            search,
+            discovery,
             since: now,
-            waiting,
+            is_old: false,
+            waiting: BTreeSet::from([waiter]),
             requests: BTreeSet::new(),
         };
         self.running.insert(id, probe);
-        (id, step)
-    }
-
-    /// Begins a probe that waits for none any more.
-    pub(super) fn begin_next(&mut self, now: Instant) -> Option<(ProbeId, Step)> {
-        let key = self.next.keys().find(|key| !self.runs(key))?.clone();
-        let (search, waiting) = self.next.remove(&key)?;
-        Some(self.begin(now, search, waiting))
-    }
-
-    /// How long each address may take.
-    pub(super) fn limit(&self, id: ProbeId) -> Duration {
-        let probe = self.running.get(&id);
-        probe.map_or(Duration::ZERO, |probe| probe.search.limit)
+        Some((id, step))
     }
 
     /// An order was sent.
@@ -146,7 +109,7 @@ impl Probes {
             return Step::Wait;
         };
         probe.requests.remove(&request);
-        probe.search.discovery.answered(node, results(reply))
+        probe.discovery.answered(node, results(reply))
     }
 
     /// A probe is done. Its result, and those that wait for it.
@@ -163,7 +126,8 @@ impl Probes {
             Ok(mut network) => {
                 network.report.took_ms = took_ms;
                 let network = Arc::new(network);
-                if let Some(key) = probe.search.key {
+                if !probe.is_old {
+                    let key = probe.discovery.key().clone();
                     self.cache.put(now, key, Arc::clone(&network));
                 }
                 Ok(network)
@@ -179,10 +143,6 @@ impl Probes {
     /// Waits for nothing any more. The requests of probes that nobody waits for now.
     pub(super) fn leave(&mut self, waiter: Waiter) -> Vec<RequestId> {
         let mut unwanted = Vec::new();
-        self.next.retain(|_, (_, waiting)| {
-            waiting.remove(&waiter);
-            !waiting.is_empty()
-        });
         self.running.retain(|_, probe| {
             let left = probe.waiting.remove(&waiter) && probe.waiting.is_empty();
             if left {

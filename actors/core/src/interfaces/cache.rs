@@ -1,13 +1,14 @@
 //! What was found before.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::InterfaceSelection;
 use kolo_wire::ids::NodeId;
 
-use super::{Host, Network, NetworkFingerprint};
+use super::{Host, Network};
 
 /// How long a result counts.
 pub const TTL: Duration = Duration::from_secs(60 * 60);
@@ -16,26 +17,28 @@ pub const TTL: Duration = Duration::from_secs(60 * 60);
 const MOST: usize = 256;
 
 /// For what a result is valid: a set of nodes with exactly these interfaces, and which of them may be used.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    nodes: Vec<(NodeId, NetworkFingerprint)>,
-    selection: String,
+    /// With a hash of its interfaces, since a job may have thousands of nodes.
+    nodes: Vec<(NodeId, u64)>,
+    selection: InterfaceSelection,
 }
 
 impl Key {
-    /// The key for these nodes; `None` if one of them does not report, so that a change would not be seen.
+    /// The key for these nodes, in whatever order.
     #[must_use]
-    pub fn new(hosts: &[Host], selection: &InterfaceSelection) -> Option<Self> {
-        let mut nodes = hosts
-            .iter()
-            .map(|host| Some((host.node, NetworkFingerprint::of(host.network.as_ref()?))))
-            .collect::<Option<Vec<_>>>()?;
+    pub fn new<'a>(hosts: impl Iterator<Item = &'a Host>, selection: &InterfaceSelection) -> Self {
+        let hashed = |host: &Host| {
+            let mut hasher = DefaultHasher::new();
+            host.network.hash(&mut hasher);
+            (host.node, hasher.finish())
+        };
+        let mut nodes: Vec<(NodeId, u64)> = hosts.map(hashed).collect();
         nodes.sort_unstable();
-        Some(Self {
+        Self {
             nodes,
-            // All lists and maps in it have an order.
-            selection: format!("{selection:?}"),
-        })
+            selection: selection.clone(),
+        }
     }
 }
 

@@ -18,8 +18,6 @@ pub(super) enum Family {
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 3] = [Self::V4, Self::V6, Self::LinkLocal];
-
     pub(super) fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(_) => Self::V4,

@@ -1,6 +1,6 @@
 //! The probe as a state machine: who tries what, and what came of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use kolo_wire::{
 use super::candidates::{Family, Site, site};
 use super::resolve;
 use super::seen::{Resolver, Seen, Seens};
-use super::{Host, Network};
+use super::{Host, Key, Network};
 
 /// The most probes of all pairs of nodes, whose results take some 100 MB then: 200 nodes with 13 addresses, 700 with one.
 const MOST_PROBES: usize = 1 << 19;
@@ -40,7 +40,7 @@ impl Order {
 pub enum Step {
     /// Other answers.
     Wait,
-    /// More to try.
+    /// More to try. Every order must be answered once.
     Probe(Vec<Order>),
     /// The end: what connects the nodes, or a report whose problem says that nothing does.
     Done(Box<Result<Network, NetworkReport>>),
@@ -49,20 +49,21 @@ pub enum Step {
 /// Finds out what connects some nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Discovery {
+    key: Key,
     sites: Vec<Site>,
     index: BTreeMap<NodeId, usize>,
     selection: InterfaceSelection,
     /// What each prober was asked: target and candidate, in the order of its targets.
     asked: BTreeMap<usize, Vec<(usize, usize)>>,
+    /// Of each pair that was tried.
     seen: Seens,
-    /// Pairs that were tried.
-    tried: BTreeSet<(usize, usize)>,
     /// Whether each node tries all others.
     all_pairs: bool,
 }
 
 impl Discovery {
     pub(super) fn new(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Self, Refusal> {
+        let key = Key::new(hosts.iter(), selection);
         let sites = hosts
             .into_iter()
             .map(|host| site(host, selection))
@@ -71,12 +72,12 @@ impl Discovery {
             .map(|index| (sites[index].host.node, index))
             .collect();
         Ok(Self {
+            key,
             sites,
             index,
             selection: selection.clone(),
             asked: BTreeMap::new(),
             seen: BTreeMap::new(),
-            tried: BTreeSet::new(),
             all_pairs: false,
         })
     }
@@ -89,50 +90,47 @@ impl Discovery {
         }
     }
 
-    /// What there is to know of a single node, which nobody needs to reach.
-    pub(super) fn alone(&self) -> Option<Network> {
-        (self.sites.len() == 1).then(|| resolve::alone(&self.resolver()))
+    /// For what the result is valid.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
     }
 
-    /// The first orders: each node tries the next in the ring. Every order must be answered once.
+    /// What there is to know of a single node, which nobody needs to reach.
+    pub(super) fn alone(&self) -> Option<Network> {
+        let alone = self.sites.len() == 1;
+        alone.then(|| resolve::alone(&self.resolver())).flatten()
+    }
+
+    /// The first orders: each node tries the next in the ring.
     pub fn start(&mut self) -> Step {
-        let count = self.sites.len();
-        let orders = self.orders((0..count).map(|prober| (prober, (prober + 1) % count)));
-        self.go_on(orders)
+        let ring = self.resolver().ring();
+        self.attempt(ring)
     }
 
     /// A node has answered an order; an error says why it did not.
     pub fn answered(&mut self, node: NodeId, results: Result<Vec<ProbeResult>, String>) -> Step {
-        let Some(prober) = self.index.get(&node).copied() else {
-            return Step::Wait;
-        };
-        let Some(asked) = self.asked.remove(&prober) else {
+        let prober = self.index.get(&node).copied();
+        let Some((prober, asked)) = prober.and_then(|it| self.asked.remove_entry(&it)) else {
             return Step::Wait;
         };
         let results = results.and_then(|results| {
             if results.len() == asked.len() {
-                Ok(results)
-            } else {
-                Err(format!(
-                    "it answered {} of {} probes",
-                    results.len(),
-                    asked.len()
-                ))
+                return Ok(results);
             }
+            let (answers, probes) = (results.len(), asked.len());
+            Err(format!("it answered {answers} of {probes} probes"))
         });
-        match results {
-            Ok(results) => {
-                for ((target, candidate), result) in asked.into_iter().zip(results) {
-                    let seen = self.classify(prober, target, candidate, result);
-                    self.note(prober, target, candidate, seen);
-                }
-            }
-            Err(reason) => {
-                for (target, candidate) in asked {
-                    let seen = Seen::Failed(format!("it did not try: {reason}"));
-                    self.note(prober, target, candidate, seen);
-                }
-            }
+        let results = results.unwrap_or_else(|reason| {
+            let failed = ProbeResult::Failed {
+                kind: ProbeFailure::Other,
+                reason: format!("it did not try: {reason}"),
+            };
+            vec![failed; asked.len()]
+        });
+        for ((target, candidate), result) in asked.into_iter().zip(results) {
+            let seen = self.classify(prober, target, candidate, result);
+            self.note(prober, target, candidate, seen);
         }
         if self.asked.is_empty() {
             self.conclude()
@@ -172,42 +170,42 @@ impl Discovery {
                     at: echo.interface,
                 }
             }
-            ProbeResult::Failed { kind, reason } => Seen::Failed(match kind {
-                ProbeFailure::NoRoute => format!("no route ({reason})"),
-                _ => reason,
-            }),
+            ProbeResult::Failed { kind, reason } => {
+                let by = &self.sites[prober].host.hostname;
+                Seen::Failed(match kind {
+                    ProbeFailure::NoRoute => format!("{by}: no route ({reason})"),
+                    _ => format!("{by}: {reason}"),
+                })
+            }
         }
     }
 
-    /// Orders for pairs that were not tried yet. Nothing is tried twice.
-    fn orders(&mut self, pairs: impl Iterator<Item = (usize, usize)>) -> Vec<Order> {
-        let mut orders: Vec<Order> = Vec::new();
-        let mut place: BTreeMap<usize, usize> = BTreeMap::new();
+    /// Has pairs tried that were not tried yet.
+    fn attempt(&mut self, pairs: impl Iterator<Item = (usize, usize)>) -> Step {
+        let mut orders: BTreeMap<usize, Vec<ProbeTarget>> = BTreeMap::new();
         for (prober, target) in pairs {
-            if prober == target || !self.tried.insert((prober, target)) {
+            if self.seen.contains_key(&(prober, target)) {
                 continue;
             }
             for candidate in self.sites[target].fit().collect::<Vec<_>>() {
                 match self.target(prober, target, candidate) {
                     Ok(probe) => {
-                        let index = *place.entry(prober).or_insert_with(|| {
-                            orders.push(Order {
-                                node: self.sites[prober].host.node,
-                                targets: Vec::new(),
-                            });
-                            orders.len() - 1
-                        });
-                        orders[index].targets.push(probe);
-                        self.asked
-                            .entry(prober)
-                            .or_default()
-                            .push((target, candidate));
+                        orders.entry(prober).or_default().push(probe);
+                        let asked = self.asked.entry(prober).or_default();
+                        asked.push((target, candidate));
                     }
-                    Err(why) => self.note(prober, target, candidate, Seen::Skipped(why)),
+                    Err(why) => self.note(prober, target, candidate, Seen::Failed(why)),
                 }
             }
         }
-        orders
+        if orders.is_empty() {
+            return self.conclude();
+        }
+        let orders = orders.into_iter().map(|(prober, targets)| Order {
+            node: self.sites[prober].host.node,
+            targets,
+        });
+        Step::Probe(orders.collect())
     }
 
     /// How `prober` tries an address of `target`, or why that makes no sense.
@@ -237,38 +235,24 @@ impl Discovery {
                 own.name
             ));
         }
-        let scope = if family == Family::LinkLocal {
-            let there = from
-                .candidates
-                .iter()
-                .enumerate()
-                .any(|(index, candidate)| {
-                    candidate.family == Family::LinkLocal
-                        && from.name(index) == name
-                        && from.interface(index).up
-                });
-            if !there {
-                return Err(format!(
-                    "link-local, and {hostname} has no {name} to reach it over"
-                ));
-            }
-            Some(name.to_owned())
-        } else {
-            None
+        let scope = (family == Family::LinkLocal).then(|| name.to_owned());
+        let has_scope = |scope: &String| {
+            let mut all = from.candidates.iter().enumerate();
+            all.any(|(index, candidate)| {
+                let interface = from.interface(index);
+                candidate.family == Family::LinkLocal && interface.name == *scope && interface.up
+            })
         };
+        if !scope.as_ref().is_none_or(has_scope) {
+            return Err(format!(
+                "link-local, and {hostname} has no {name} to reach it over"
+            ));
+        }
         Ok(ProbeTarget {
             node: to.host.node,
             address: SocketAddr::new(ip, to.network.listen.port()),
             scope,
         })
-    }
-
-    fn go_on(&mut self, orders: Vec<Order>) -> Step {
-        if orders.is_empty() {
-            self.conclude()
-        } else {
-            Step::Probe(orders)
-        }
     }
 
     fn conclude(&mut self) -> Step {
@@ -281,10 +265,8 @@ impl Discovery {
                 return Step::Done(Box::new(Err(resolve::too_many(&self.resolver()))));
             }
             self.all_pairs = true;
-            let pairs =
-                (0..count).flat_map(|prober| (0..count).map(move |target| (prober, target)));
-            let orders = self.orders(pairs);
-            return self.go_on(orders);
+            let pairs = self.resolver().pairs();
+            return self.attempt(pairs);
         }
         let found = resolve::by_node(&self.resolver());
         Step::Done(Box::new(

@@ -16,7 +16,6 @@ mod cache;
 mod candidates;
 mod choose;
 mod discovery;
-mod fingerprint;
 mod network;
 mod report;
 mod resolve;
@@ -27,13 +26,13 @@ mod words;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use kolo_wire::ids::NodeId;
 use kolo_wire::{InterfaceSelection, NodeNetwork, Refusal, RefusalKind};
 
 pub use self::cache::{Key, ProbeCache, TTL};
 pub use self::discovery::{Discovery, Order, Step};
-pub use self::fingerprint::NetworkFingerprint;
 pub use self::network::{Listen, Network};
 pub use self::report::{COLUMNS, cells, refusal, table};
 
@@ -59,8 +58,8 @@ impl Host {
 /// What is to be done to know the interfaces.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
-    /// Nothing.
-    Decided(Box<Network>),
+    /// Nothing: they are known.
+    Known(Arc<Network>),
     /// To probe.
     Probe(Box<Discovery>),
 }
@@ -73,41 +72,36 @@ pub enum Plan {
 /// node has no interface that could be used.
 pub fn plan(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Refusal> {
     check_selection(&hosts, selection)?;
-    let known: Option<Vec<&NodeNetwork>> = hosts.iter().map(|host| host.network.as_ref()).collect();
-    let Some(known) = known else {
-        return without_reports(hosts, selection);
+    let silent = hosts.iter().find(|host| host.network.is_none());
+    let together = match silent {
+        Some(silent) if !selection.is_empty() => {
+            return Err(Refusal::new(
+                RefusalKind::Network,
+                format!(
+                    "{} does not report its network interfaces, so those that are asked for can't be verified; \
+                     use the same version of kolo on all hosts, or leave the interfaces out",
+                    silent.name()
+                ),
+            ));
+        }
+        Some(_) => hosts.iter().all(|host| host.address.ip().is_loopback()),
+        None => {
+            let mut stacks = hosts.iter().flat_map(|it| &it.network).map(|it| &it.host);
+            let first = stacks.next();
+            stacks.all(|stack| Some(stack) == first)
+        }
     };
-    let together = known.windows(2).all(|pair| pair[0].host == pair[1].host);
     if together && selection.is_empty() {
-        return Ok(Plan::Decided(Box::new(Network::local(&hosts))));
+        return Ok(Plan::Known(Arc::new(Network::local(&hosts))));
+    }
+    if silent.is_some() {
+        return Ok(Plan::Known(Arc::new(Network::registered(&hosts))));
     }
     let discovery = Discovery::new(hosts, selection)?;
     Ok(match discovery.alone() {
-        Some(network) => Plan::Decided(Box::new(network)),
+        Some(network) => Plan::Known(Arc::new(network)),
         None => Plan::Probe(Box::new(discovery)),
     })
-}
-
-/// For nodes of which some don't say which interfaces they have.
-fn without_reports(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Refusal> {
-    if let Some(silent) = hosts.iter().find(|host| host.network.is_none())
-        && !selection.is_empty()
-    {
-        return Err(Refusal::new(
-            RefusalKind::Network,
-            format!(
-                "{} does not report its network interfaces, so those that are asked for can't be verified; \
-                 use the same version of kolo on all hosts, or leave the interfaces out",
-                silent.name()
-            ),
-        ));
-    }
-    let local = hosts.iter().all(|host| host.address.ip().is_loopback());
-    Ok(Plan::Decided(Box::new(if local {
-        Network::local(&hosts)
-    } else {
-        Network::registered(&hosts)
-    })))
 }
 
 fn check_selection(hosts: &[Host], selection: &InterfaceSelection) -> Result<(), Refusal> {

@@ -33,17 +33,16 @@ pub struct Network {
     pub(super) listen: BTreeMap<NodeId, Vec<Listen>>,
     /// The one interface of each node, if there is one.
     pub(super) names: BTreeMap<NodeId, String>,
-    /// By who asks and whom: where that one is reached. For pairs that differ from what [`Network::listen`] says first.
+    /// By who asks and whom: where that one is reached. Empty if each node is reached at one address.
     pub(super) pairs: BTreeMap<(NodeId, NodeId), IpAddr>,
 }
 
 impl Network {
-    /// All on one host: its loopback.
-    pub(super) fn local(hosts: &[Host]) -> Self {
-        let mut network = Self {
+    pub(super) fn new(choice: NetworkChoice, rows: Vec<InterfaceRow>) -> Self {
+        Self {
             report: NetworkReport {
-                choice: NetworkChoice::Local,
-                rows: Vec::new(),
+                choice,
+                rows,
                 cached: false,
                 took_ms: 0,
                 problem: None,
@@ -51,40 +50,52 @@ impl Network {
             listen: BTreeMap::new(),
             names: BTreeMap::new(),
             pairs: BTreeMap::new(),
-        };
+        }
+    }
+
+    /// All on one host: its loopback.
+    pub(super) fn local(hosts: &[Host]) -> Self {
+        let mut network = Self::new(NetworkChoice::Local, Vec::new());
         for host in hosts {
-            let loopback = host.network.as_ref().and_then(|report| {
-                report
-                    .interfaces
-                    .iter()
-                    .filter(|interface| interface.loopback && interface.up)
-                    .flat_map(|interface| {
-                        interface.addresses.iter().map(move |a| (a.ip, interface))
-                    })
-                    .filter(|(ip, _)| ip.is_loopback())
-                    .min_by_key(|(ip, _)| *ip)
-            });
-            if let Some((ip, interface)) = loopback {
-                let listen = Listen {
-                    ip,
-                    interface: interface.name.clone(),
-                };
-                network.names.insert(host.node, interface.name.clone());
-                network.listen.insert(host.node, vec![listen]);
-            } else {
-                network.names.insert(host.node, "lo".to_owned());
+            let interfaces = host.network.iter().flat_map(|known| &known.interfaces);
+            let loopback = interfaces
+                .filter(|interface| interface.loopback && interface.up)
+                .flat_map(|interface| interface.addresses.iter().map(move |a| (a.ip, interface)))
+                .filter(|(ip, _)| ip.is_loopback())
+                .min_by_key(|(ip, _)| *ip);
+            let interface = loopback.map_or("lo", |(_, interface)| &interface.name);
+            network.names.insert(host.node, interface.to_owned());
+            if let Some((ip, _)) = loopback {
+                let interface = interface.to_owned();
+                let listen = vec![Listen { ip, interface }];
+                network.listen.insert(host.node, listen);
             }
         }
-        network.report.rows = local_rows(hosts, &network);
+        network.add_rows(hosts, "all is on one host");
         network
     }
 
     /// Some don't report: as they registered.
     pub(super) fn registered(hosts: &[Host]) -> Self {
-        let mut network = Self::local(&[]);
-        network.report.choice = NetworkChoice::Registered;
-        network.report.rows = local_rows(hosts, &network);
+        let mut network = Self::new(NetworkChoice::Registered, Vec::new());
+        network.add_rows(hosts, "not probed: a node does not report its interfaces");
         network
+    }
+
+    /// The rows of nodes among which nothing was probed, with the reason against what is not chosen.
+    fn add_rows(&mut self, hosts: &[Host], why_not: &str) {
+        for host in hosts {
+            for interface in host.network.iter().flat_map(|known| &known.interfaces) {
+                for address in &interface.addresses {
+                    let mut row = report::plain_row(host, interface, address.ip);
+                    let mut listens = self.listen(host.node).iter();
+                    row.chosen =
+                        listens.any(|it| it.ip == row.address && it.interface == row.interface);
+                    row.why_not = (!row.chosen).then(|| why_not.to_owned());
+                    self.report.rows.push(row);
+                }
+            }
+        }
     }
 
     /// What was chosen.
@@ -105,13 +116,10 @@ impl Network {
         self.listen.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// Where workers on `of` are reached by those on `by`; `None`: where they say that they listen.
+    /// Where workers on `of` are reached by those on `by`, if that differs by pair.
     #[must_use]
     pub fn address(&self, of: NodeId, by: NodeId) -> Option<IpAddr> {
-        self.pairs
-            .get(&(by, of))
-            .copied()
-            .or_else(|| self.listen(of).first().map(|listen| listen.ip))
+        self.pairs.get(&(by, of)).copied()
     }
 
     /// What programs that need one interface on each node are told if there is none.
@@ -133,39 +141,4 @@ impl Network {
             ),
         ))
     }
-}
-
-/// The rows of nodes among which nothing was probed.
-fn local_rows(hosts: &[Host], network: &Network) -> Vec<InterfaceRow> {
-    let mut rows = Vec::new();
-    for host in hosts {
-        let Some(report) = &host.network else {
-            continue;
-        };
-        for interface in &report.interfaces {
-            for address in &interface.addresses {
-                let chosen = network
-                    .listen(host.node)
-                    .iter()
-                    .any(|listen| listen.ip == address.ip && listen.interface == interface.name);
-                let why_not = match network.choice() {
-                    _ if chosen => None,
-                    NetworkChoice::Local => Some("all is on one host".to_owned()),
-                    _ => Some("not probed: a node does not report its interfaces".to_owned()),
-                };
-                rows.push(InterfaceRow {
-                    node: host.node,
-                    hostname: host.hostname.clone(),
-                    interface: interface.name.clone(),
-                    address: address.ip,
-                    mtu: interface.mtu,
-                    speed: interface.speed,
-                    reached_by: Vec::new(),
-                    chosen,
-                    why_not,
-                });
-            }
-        }
-    }
-    rows
 }

@@ -1,11 +1,13 @@
 //! What people see of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
-use kolo_wire::{InterfaceRow, NetworkReport, ReachedBy, Refusal};
+use kolo_wire::{Interface, InterfaceRow, NetworkReport, ReachedBy, Refusal};
 
-use super::candidates::Unfit;
+use super::Host;
+use super::candidates::{Family, Unfit};
 use super::choose::{self, Scored, milliseconds};
 use super::seen::{Resolver, Seen};
 use super::words::listed;
@@ -32,6 +34,21 @@ pub fn refusal(report: &NetworkReport) -> Option<Refusal> {
     ))
 }
 
+/// The row of an address of which nothing else is known.
+pub(super) fn plain_row(host: &Host, interface: &Interface, address: IpAddr) -> InterfaceRow {
+    InterfaceRow {
+        node: host.node,
+        hostname: host.hostname.clone(),
+        interface: interface.name.clone(),
+        address,
+        mtu: interface.mtu,
+        speed: interface.speed,
+        reached_by: Vec::new(),
+        chosen: false,
+        why_not: None,
+    }
+}
+
 /// A row for every address of every node.
 pub(super) fn rows(
     resolver: &Resolver<'_>,
@@ -39,104 +56,45 @@ pub(super) fn rows(
     scored: &[Scored],
 ) -> Vec<InterfaceRow> {
     let sites = resolver.sites;
-    let count = sites.len();
-    // By target: who tried it.
-    let mut probers: Vec<Vec<usize>> = vec![Vec::new(); count];
+    // By target: who tried it, in order.
+    let mut probers: Vec<Vec<usize>> = vec![Vec::new(); sites.len()];
     for (prober, target) in resolver.seen.keys() {
         probers[*target].push(*prober);
     }
     let best = choose::best(scored);
-    let mut gaps: std::collections::BTreeMap<(String, super::candidates::Family), String> =
-        std::collections::BTreeMap::new();
+    // By interface, since all links are looked at for it.
+    let mut gaps: BTreeMap<(&str, Family), String> = BTreeMap::new();
     let mut rows = Vec::new();
     for (index, site) in sites.iter().enumerate() {
-        probers[index].sort_unstable();
         for (candidate, entry) in site.candidates.iter().enumerate() {
-            let interface = site.interface(candidate);
-            let mut reached_by = Vec::new();
+            let mut row = plain_row(&site.host, site.interface(candidate), entry.ip);
             let mut against: Vec<String> = Vec::new();
             for prober in &probers[index] {
                 let by = &sites[*prober].host;
-                for (_, seen) in resolver
-                    .seen(*prober, index)
-                    .iter()
-                    .filter(|(of, _)| *of == candidate)
-                {
-                    match seen {
-                        Seen::Reached {
-                            rtt_us,
-                            from,
-                            source,
-                            at,
-                        } => {
-                            if let Some(source) = source {
-                                reached_by.push(ReachedBy {
-                                    node: by.node,
-                                    hostname: by.hostname.clone(),
-                                    interface: source.clone(),
-                                    rtt_us: *rtt_us,
-                                });
-                                if *source != interface.name {
-                                    against
-                                        .push(format!("{} comes from its {source}", by.hostname));
-                                } else if let Some(at) =
-                                    at.as_ref().filter(|at| **at != interface.name)
-                                {
-                                    against.push(format!("{} arrives at {at}", by.hostname));
-                                }
-                            } else {
-                                against.push(format!(
-                                    "{} comes from {from}, which is none of its addresses (NAT)",
-                                    by.hostname
-                                ));
-                            }
-                        }
-                        Seen::Failed(why) => against.push(format!("{}: {why}", by.hostname)),
-                        Seen::Skipped(why) => against.push(why.clone()),
-                    }
+                let seen = resolver.seen(*prober, index).iter();
+                for (_, seen) in seen.filter(|(of, _)| *of == candidate) {
+                    row.reached_by.extend(reached_by(by, seen));
+                    against.extend(objection(&by.hostname, &row.interface, seen));
                 }
             }
-            let is_chosen = chosen.contains(&(index, candidate));
-            let why_not = if is_chosen {
+            let key = (site.name(candidate), entry.family);
+            let own = scored
+                .iter()
+                .position(|one| (one.name.as_str(), one.family) == key);
+            row.chosen = chosen.contains(&(index, candidate));
+            row.why_not = if row.chosen {
                 None
             } else if let Some(unfit) = entry.unfit {
                 Some(unfit.to_string())
             } else if !against.is_empty() {
                 Some(listed(&against))
-            } else if let Some(better) = better(resolver, scored, best, index, candidate) {
-                Some(better)
+            } else if let Some((own, best)) = own.zip(best) {
+                Some(choose::why_not(scored, own, best))
             } else {
-                let key = (interface.name.clone(), entry.family);
-                let text = gaps.entry(key).or_insert_with_key(|(name, family)| {
-                    let gaps: Vec<String> = resolver
-                        .gaps(name, *family)
-                        .iter()
-                        .map(|(from, to)| {
-                            format!(
-                                "{} to {}",
-                                sites[*from].host.hostname, sites[*to].host.hostname
-                            )
-                        })
-                        .collect();
-                    if gaps.is_empty() {
-                        "others are used".to_owned()
-                    } else {
-                        format!("does not connect all: not {}", listed(&gaps))
-                    }
-                });
-                Some(text.clone())
+                let gaps = gaps.entry(key).or_insert_with(|| without(resolver, key));
+                Some(gaps.clone())
             };
-            rows.push(InterfaceRow {
-                node: site.host.node,
-                hostname: site.host.hostname.clone(),
-                interface: interface.name.clone(),
-                address: entry.ip,
-                mtu: interface.mtu,
-                speed: interface.speed,
-                reached_by,
-                chosen: is_chosen,
-                why_not,
-            });
+            rows.push(row);
         }
     }
     // The chosen ones matter most.
@@ -156,25 +114,52 @@ pub(super) fn rows(
     rows
 }
 
-/// What speaks against an address on a link that connects all.
-fn better(
-    resolver: &Resolver<'_>,
-    scored: &[Scored],
-    best: Option<usize>,
-    site: usize,
-    candidate: usize,
-) -> Option<String> {
-    let name = resolver.sites[site].name(candidate);
-    let family = resolver.sites[site].candidates[candidate].family;
-    let own = scored
-        .iter()
-        .position(|one| one.name == name && one.family == family)?;
-    let best = best?;
-    Some(if own == best {
-        format!("another address of {name} is used")
+fn reached_by(by: &Host, seen: &Seen) -> Option<ReachedBy> {
+    match seen {
+        Seen::Reached {
+            rtt_us,
+            source: Some(source),
+            ..
+        } => Some(ReachedBy {
+            node: by.node,
+            hostname: by.hostname.clone(),
+            interface: source.clone(),
+            rtt_us: *rtt_us,
+        }),
+        _ => None,
+    }
+}
+
+/// What speaks against an address of the interface `name`, by what the host `by` saw of it.
+fn objection(by: &str, name: &str, seen: &Seen) -> Option<String> {
+    match seen {
+        Seen::Failed(why) => Some(why.clone()),
+        Seen::Reached {
+            source: None, from, ..
+        } => Some(format!(
+            "{by} comes from {from}, which is none of its addresses (NAT)"
+        )),
+        Seen::Reached {
+            source: Some(source),
+            ..
+        } if source != name => Some(format!("{by} comes from its {source}")),
+        Seen::Reached { at: Some(at), .. } if at != name => Some(format!("{by} arrives at {at}")),
+        Seen::Reached { .. } => None,
+    }
+}
+
+/// Which links of the ring an interface is not on.
+fn without(resolver: &Resolver<'_>, (name, family): (&str, Family)) -> String {
+    let host = |site: usize| &resolver.sites[site].host.hostname;
+    let gaps: Vec<String> = resolver
+        .gaps(name, family)
+        .map(|(from, to)| format!("{} to {}", host(from), host(to)))
+        .collect();
+    if gaps.is_empty() {
+        "others are used".to_owned()
     } else {
-        choose::why_not(scored, own, best)
-    })
+        format!("does not connect all: not {}", listed(&gaps))
+    }
 }
 
 /// The columns of a report for people; [`cells`] has those of a row.

@@ -20,10 +20,8 @@ pub(super) enum Seen {
         /// The node's interface on which they arrived, as far as it knows.
         at: Option<String>,
     },
-    /// It has not, and why.
+    /// It has not, or trying makes no sense: why, with the name of the prober.
     Failed(String),
-    /// It was not tried, since that would make no sense.
-    Skipped(String),
 }
 
 /// By prober and target: what was seen of the target's candidates.
@@ -57,6 +55,8 @@ impl<'a> Resolver<'a> {
 
     pub(super) fn ways(&self, prober: usize, target: usize) -> impl Iterator<Item = Way<'a>> + '_ {
         let sites = self.sites;
+        let host = &sites[prober].host;
+        let selected = self.selection.for_node(host.node, &host.hostname);
         self.seen(prober, target)
             .iter()
             .filter_map(move |(candidate, seen)| {
@@ -69,13 +69,10 @@ impl<'a> Resolver<'a> {
                 else {
                     return None;
                 };
-                let name = sites[target].name(*candidate);
-                let selected = self
-                    .selection
-                    .for_node(sites[prober].host.node, &sites[prober].host.hostname);
                 if !selected.is_empty() && !selected.contains(source) {
                     return None;
                 }
+                let name = sites[target].name(*candidate);
                 Some(Way {
                     candidate: *candidate,
                     source,
@@ -84,10 +81,6 @@ impl<'a> Resolver<'a> {
                     matched: source == name && at.as_ref().is_none_or(|at| at == name),
                 })
             })
-    }
-
-    fn next(&self, site: usize) -> usize {
-        (site + 1) % self.sites.len()
     }
 
     pub(super) fn family(&self, site: usize, candidate: usize) -> Family {
@@ -99,20 +92,23 @@ impl<'a> Resolver<'a> {
     }
 
     /// The links of the ring that an interface of every node must be on.
-    pub(super) fn ring(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        (0..self.sites.len()).map(|prober| (prober, self.next(prober)))
+    pub(super) fn ring(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.sites.len();
+        (0..count).map(move |prober| (prober, (prober + 1) % count))
     }
 
-    /// The first links of the ring that this name and family is not on.
-    pub(super) fn gaps(&self, name: &str, family: Family) -> Vec<(usize, usize)> {
-        self.ring()
-            .filter(|(prober, target)| {
-                !self.ways(*prober, *target).any(|way| {
-                    way.matched
-                        && self.sites[*target].name(way.candidate) == name
-                        && self.family(*target, way.candidate) == family
-                })
+    /// All nodes with all others.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let count = self.sites.len();
+        (0..count).flat_map(move |a| (0..count).filter(move |b| *b != a).map(move |b| (a, b)))
+    }
+
+    /// The links of the ring that this name and family is not on.
+    pub(super) fn gaps(&self, name: &str, family: Family) -> impl Iterator<Item = (usize, usize)> {
+        self.ring().filter(move |(prober, target)| {
+            !self.ways(*prober, *target).any(|way| {
+                way.matched && way.source == name && self.family(*target, way.candidate) == family
             })
-            .collect()
+        })
     }
 }

@@ -221,9 +221,8 @@ pub enum Action {
     Push(NodeId),
     /// Tell the driver.
     Tell(JobEvent),
-    /// Find out what connects the nodes, each address for at most this time, and answer with one
-    /// [`Event::Discovered`].
-    Discover(Box<Discovery>, Duration),
+    /// Find out what connects the nodes, and answer with one [`Event::Discovered`].
+    Discover(Box<Discovery>),
     /// Open the plain HTTP rendezvous for these members, in place of the one before, and answer with one [`Event::Rendezvous`].
     OpenRendezvous(Vec<Member>),
     /// Close it again.

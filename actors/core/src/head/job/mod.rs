@@ -49,10 +49,10 @@ use self::elastic::Elastic;
 pub(super) use self::end::MAX_REASON;
 use self::fixed::Fixed;
 pub use self::messages::{Action, Event, GroupState, JobConfig, Next, Reply, Seating, Site};
-pub use self::network::NetworkPlan;
 use self::room::check_table;
 pub(super) use self::room::most_on;
 use crate::head::limits::limits;
+use crate::interfaces::Plan;
 
 /// The state machine.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Job {
 
     /// What connects the nodes, or how to find out. To be said before the first [`Job::step`]; without it the nodes are
     /// reached where they registered. Of an elastic job, to be said again before an [`Event::Placed`] with nodes that are new to it.
-    pub fn connect_by(&mut self, plan: NetworkPlan) {
+    pub fn connect_by(&mut self, plan: Plan) {
         self.base.connect_by(plan);
     }
 

@@ -63,13 +63,13 @@ impl Net {
 
 impl Base {
     /// What connects the nodes, or how to find out.
-    pub(super) fn connect_by(&mut self, plan: NetworkPlan) {
+    pub(super) fn connect_by(&mut self, plan: Plan) {
         if let Net::Known(network) = &self.net {
             self.before = Some(Arc::clone(network));
         }
         self.net = match plan {
-            NetworkPlan::Known(network) => Net::Known(network),
-            NetworkPlan::Discover(discovery) => Net::Wanted(discovery),
+            Plan::Known(network) => Net::Known(network),
+            Plan::Probe(discovery) => Net::Wanted(discovery),
         };
         self.parts.pend_all();
     }
@@ -80,8 +80,7 @@ impl Base {
             Net::Wanted(discovery) => {
                 self.net = Net::Asked;
                 self.state = JobState::Probing;
-                let limit = self.config.probe_limit;
-                self.actions.push(Action::Discover(discovery, limit));
+                self.actions.push(Action::Discover(discovery));
             }
             Net::Known(network) => self.take(network),
             other => self.net = other,
@@ -152,8 +151,9 @@ impl Base {
         let mut table = Arc::clone(self.published.as_ref()?);
         // While new nodes are probed, the members reach each other as before.
         let network = self.net.known().or(self.before.as_deref());
-        let has_own = |network: &&Network| *network.choice() != NetworkChoice::Registered;
-        let Some(network) = network.filter(has_own) else {
+        // Of other networks, workers have no more than the one address that they tell of.
+        let by_pair = |network: &&Network| *network.choice() == NetworkChoice::PerPair;
+        let Some(network) = network.filter(by_pair) else {
             return Some(table);
         };
         let by = self.parts[part].site.node;
@@ -167,23 +167,5 @@ impl Base {
             }
         }
         Some(table)
-    }
-}
-
-/// What a job is told of the network at its start.
-#[derive(Debug, Clone)]
-pub enum NetworkPlan {
-    /// It is known.
-    Known(Arc<Network>),
-    /// To be found out.
-    Discover(Box<Discovery>),
-}
-
-impl From<Plan> for NetworkPlan {
-    fn from(plan: Plan) -> Self {
-        match plan {
-            Plan::Decided(network) => Self::Known(Arc::new(*network)),
-            Plan::Probe(discovery) => Self::Discover(discovery),
-        }
     }
 }

@@ -8,14 +8,13 @@ use kolo_wire::{InterfaceSelection, JobState, NetworkChoice, NetworkReport, Subm
 use super::fixtures::ready;
 use super::tests::{JOB, Run, submit};
 use super::*;
-use crate::interfaces::tests::{World, discover, host};
-use crate::interfaces::{Discovery, Host, Network, Plan, plan};
+use crate::interfaces::tests::{World, discover, host, triangle};
+use crate::interfaces::{Host, Network, Plan, plan};
 
-fn discovery(hosts: &[Host]) -> Box<Discovery> {
-    match plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap() {
-        Plan::Probe(discovery) => discovery,
-        Plan::Decided(network) => panic!("{network:?}"),
-    }
+fn probe(hosts: &[Host]) -> Plan {
+    let plan = plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap();
+    assert!(matches!(plan, Plan::Probe(_)), "{plan:?}");
+    plan
 }
 
 /// What comes of it if each address is reached from the same network, and from no other.
@@ -28,15 +27,6 @@ fn pair() -> [Host; 2] {
     [
         host(1, &["eth0 10.1.0.1 mtu=9000"]),
         host(2, &["eth0 10.1.0.2 mtu=9000"]),
-    ]
-}
-
-/// Three hosts, each pair with a network of its own.
-fn triangle() -> [Host; 3] {
-    [
-        host(1, &["ab 10.12.0.1", "ac 10.13.0.1"]),
-        host(2, &["ab 10.12.0.2", "bc 10.23.0.2"]),
-        host(3, &["ac 10.13.0.3", "bc 10.23.0.3"]),
     ]
 }
 
@@ -57,7 +47,7 @@ fn starts(run: &Run) -> Vec<kolo_wire::StartWorkers> {
 fn the_nodes_are_probed_between_placing_and_starting() {
     let hosts = pair();
     let mut run = submit(&[1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.job.connect_by(probe(&hosts));
     run.asked();
     run.reserve(1, true);
     assert_eq!(run.job.info(Duration::ZERO).state, JobState::Placing);
@@ -93,7 +83,7 @@ fn the_nodes_are_probed_between_placing_and_starting() {
 fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
     let network = find(&pair()).unwrap();
     let mut run = submit(&[1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
+    run.job.connect_by(Plan::Known(Arc::clone(&network)));
     run.asked();
     run.reserve_all(2, true);
     assert_eq!(run.asked(), ["tell:placed", "1:start", "2:start"]);
@@ -105,7 +95,7 @@ fn what_is_known_is_not_asked_for_and_a_second_answer_changes_nothing() {
 fn nodes_that_nothing_connects_are_released_with_the_table() {
     let apart = [host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.2.0.2"])];
     let mut run = submit(&[1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Discover(discovery(&apart)));
+    run.job.connect_by(probe(&apart));
     run.reserve_all(2, true);
     run.asked();
     run.step(Event::Discovered(find(&apart)));
@@ -123,7 +113,7 @@ fn nodes_that_nothing_connects_are_released_with_the_table() {
 fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
     let hosts = pair();
     let mut run = submit(&[1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.job.connect_by(probe(&hosts));
     run.reserve_all(2, true);
     run.asked();
     run.step(Event::Driver(SubmitFrame::Stop));
@@ -135,7 +125,7 @@ fn a_job_that_ends_while_it_is_probed_takes_no_answer() {
 
     // And one whose time is over says what it waited for.
     let mut run = submit(&[1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Discover(discovery(&hosts)));
+    run.job.connect_by(probe(&hosts));
     run.reserve_all(2, true);
     run.now += Duration::from_secs(31);
     run.step(Event::Tick);
@@ -152,7 +142,7 @@ fn by_pair_each_node_has_its_own_view_of_the_others() {
     let network = find(&triangle()).unwrap();
     assert_eq!(*network.choice(), NetworkChoice::PerPair);
     let mut run = submit(&[1, 1, 1], |_| ());
-    run.job.connect_by(NetworkPlan::Known(Arc::clone(&network)));
+    run.job.connect_by(Plan::Known(Arc::clone(&network)));
     run.reserve_all(3, true);
     let starts = starts(&run);
     assert!(!starts[0].slots[0].env.contains_key("GLOO_SOCKET_IFNAME"));
@@ -182,7 +172,7 @@ fn by_pair_each_node_has_its_own_view_of_the_others() {
     }
 
     let mut run = submit(&[1, 1, 1], |spec| spec.rendezvous = true);
-    run.job.connect_by(NetworkPlan::Known(network));
+    run.job.connect_by(Plan::Known(network));
     run.reserve_all(3, true);
     run.all_done(3);
     let message = run.ended().1.unwrap().message;

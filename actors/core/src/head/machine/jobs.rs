@@ -16,7 +16,7 @@ use crate::head::history::MAX_JOBS;
 use crate::head::job::{Action, Event, Job, Next, Reply, Seating, Site};
 use crate::head::messages::{Level, Line, Opening, Output};
 use crate::head::outbox::{Outbox, Tables};
-use crate::head::probes::{Search, Waiter};
+use crate::head::probes::Waiter;
 use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
@@ -100,19 +100,17 @@ impl HeadCore {
             .map(|share| (share.node, spec.per_worker.times(share.workers)))
             .collect();
         let nodes: Vec<NodeId> = shares.iter().map(|share| share.node).collect();
-        let anew = spec.no_cache;
         // An elastic job may have no node yet.
         let network = if nodes.is_empty() {
             None
         } else {
-            Some(self.plan_network(&nodes, &spec.interfaces, anew)?)
+            Some(self.plan_network(&nodes, &spec.interfaces, spec.no_cache)?)
         };
         let (mut job, actions) =
             Job::submit(self.now.awake, id, owner, spec, sites, self.settings.job)?;
-        let key = network.and_then(|(key, plan)| {
+        if let Some(plan) = network {
             job.connect_by(plan);
-            key
-        });
+        }
         if dry_run {
             job.run_dry();
         }
@@ -134,7 +132,6 @@ impl HeadCore {
             contacts,
             outboxes: BTreeMap::new(),
             tables: Tables::default(),
-            network: (key, anew),
             trials,
             stops: Vec::new(),
         };
@@ -178,16 +175,10 @@ impl HeadCore {
                     self.deliver(id, node);
                 }
                 Action::Tell(event) => self.tell(id, event),
-                Action::Discover(discovery, limit) => {
+                Action::Discover(discovery) => {
                     if let Some(running) = self.jobs.get(&id) {
-                        let (key, anew) = running.network.clone();
-                        let search = Search {
-                            discovery: *discovery,
-                            key,
-                            anew,
-                            limit,
-                        };
-                        self.find_network(search, Waiter::Job(id));
+                        let anew = running.job.spec().no_cache;
+                        self.find_network(*discovery, anew, Waiter::Job(id));
                     }
                 }
                 Action::OpenRendezvous(members) => {
@@ -491,7 +482,7 @@ impl HeadCore {
         let Some(running) = self.jobs.get(&id) else {
             return Ok(());
         };
-        let (job, anew) = (&running.job, running.network.1);
+        let job = &running.job;
         let sites: Vec<Site> = shares
             .iter()
             .filter_map(|share| self.site(*share))
@@ -509,7 +500,7 @@ impl HeadCore {
         let mut refused = Ok(());
         let mut plan = None;
         if !new.is_empty() {
-            match self.plan_network(&nodes, &job.spec().interfaces, anew) {
+            match self.plan_network(&nodes, &job.spec().interfaces, job.spec().no_cache) {
                 Ok(found) => plan = Some(found),
                 Err(refusal) => {
                     shares.retain(|share| old.contains(&share.node));
@@ -528,11 +519,10 @@ impl HeadCore {
             self.log(Level::Error, (id, None), text);
             return Err(text.to_owned());
         }
-        if let Some((key, plan)) = plan {
+        if let Some(plan) = plan {
             // A probe without the new nodes is of no use any more.
             self.leave_probes(Waiter::Job(id));
             if let Some(running) = self.jobs.get_mut(&id) {
-                running.network = (key, anew);
                 running.job.connect_by(plan);
                 for node in new {
                     running.trials.begin(node);

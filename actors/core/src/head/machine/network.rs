@@ -10,22 +10,22 @@ use kolo_wire::{
 };
 
 use super::{Due, HeadCore};
-use crate::head::job::{Event, NetworkPlan};
+use crate::head::job::Event;
 use crate::head::messages::AskId;
 use crate::head::milliseconds;
-use crate::head::probes::{ProbeId, Search, Waiter};
+use crate::head::probes::{ProbeId, Waiter};
 use crate::head::registry::{MAX_NODES, Session};
 use crate::head::requests::Purpose;
-use crate::interfaces::{Host, Key, Network, Order, Step, plan};
+use crate::interfaces::{Discovery, Host, Network, Order, Plan, Step, plan};
 
 impl HeadCore {
-    /// What connects these nodes, as far as it is known, and for what that is valid.
+    /// What connects these nodes, as far as it is known.
     pub(super) fn plan_network(
         &self,
         nodes: &[NodeId],
         selection: &InterfaceSelection,
         no_cache: bool,
-    ) -> Result<(Option<Key>, NetworkPlan), Refusal> {
+    ) -> Result<Plan, Refusal> {
         check_size(selection)?;
         let hosts: Vec<Host> = nodes
             .iter()
@@ -49,15 +49,14 @@ impl HeadCore {
                 .by_host
                 .retain(|wanted, _| here.contains(wanted) || !elsewhere.contains(wanted));
         }
-        let key = Key::new(&hosts, &selection);
-        let known = key
-            .as_ref()
-            .filter(|_| !no_cache)
-            .and_then(|key| self.probes.cache.get(self.now.awake, key));
-        if let Some(network) = known {
-            return Ok((key, NetworkPlan::Known(cached(&network))));
-        }
-        Ok((key, plan(hosts, &selection)?.into()))
+        let plan = plan(hosts, &selection)?;
+        let known = match &plan {
+            Plan::Probe(discovery) if !no_cache => {
+                self.probes.cache.get(self.now.awake, discovery.key())
+            }
+            _ => None,
+        };
+        Ok(known.map_or(plan, |network| Plan::Known(cached(&network))))
     }
 
     /// Tells which interfaces connect nodes. They are probed if that is not known.
@@ -81,23 +80,15 @@ impl HeadCore {
         }
         let nodes = self.named(query)?;
         match self.plan_network(&nodes, &query.selection, query.no_cache)? {
-            (_, NetworkPlan::Known(network)) => {
-                Ok(Some(HeadReply::Interfaces(network.report.clone())))
-            }
-            (key, NetworkPlan::Discover(discovery)) => {
-                let search = Search {
-                    discovery: *discovery,
-                    key,
-                    anew: query.no_cache,
-                    limit: self.settings.job.probe_limit,
-                };
-                if self.probes.is_busy_for(&search) {
+            Plan::Known(network) => Ok(Some(HeadReply::Interfaces(network.report.clone()))),
+            Plan::Probe(discovery) => {
+                if self.probes.is_busy_for(&discovery, query.no_cache) {
                     return Err(Refusal::new(
                         RefusalKind::Busy,
                         "too many other interfaces are being probed; try again later",
                     ));
                 }
-                self.find_network(search, Waiter::Ask(ask));
+                self.find_network(*discovery, query.no_cache, Waiter::Ask(ask));
                 Ok(None)
             }
         }
@@ -145,9 +136,9 @@ impl HeadCore {
         Ok(nodes)
     }
 
-    /// Finds out what connects nodes, and tells the waiter.
-    pub(super) fn find_network(&mut self, search: Search, waiter: Waiter) {
-        if let Some((probe, step)) = self.probes.find(self.now.real, search, waiter) {
+    /// Finds out what connects nodes, and tells the waiter. If `anew`, no probe that has begun already counts.
+    pub(super) fn find_network(&mut self, discovery: Discovery, anew: bool, waiter: Waiter) {
+        if let Some((probe, step)) = self.probes.find(self.now.real, discovery, anew, waiter) {
             self.go_on(probe, step);
         }
     }
@@ -178,20 +169,12 @@ impl HeadCore {
                         }
                     }
                 }
-                self.begin_probes();
             }
         }
     }
 
-    /// Begins the probes that have waited for others.
-    fn begin_probes(&mut self) {
-        while let Some((probe, step)) = self.probes.begin_next(self.now.real) {
-            self.go_on(probe, step);
-        }
-    }
-
     fn order(&mut self, probe: ProbeId, order: Order) {
-        let limit = self.probes.limit(probe);
+        let limit = self.settings.job.probe_limit;
         let (node, deadline) = (order.node, order.deadline(limit));
         let request = NodeRequest::Probe(Probe {
             targets: order.targets,
@@ -209,7 +192,6 @@ impl HeadCore {
         for request in self.probes.leave(waiter) {
             self.cancel(request);
         }
-        self.begin_probes();
     }
 }
 

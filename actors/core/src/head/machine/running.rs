@@ -12,7 +12,6 @@ use crate::head::job::Job;
 use crate::head::messages::{AskId, Now};
 use crate::head::outbox::{Outbox, Tables};
 use crate::head::registry::Session;
-use crate::interfaces::Key;
 use crate::placement::Share;
 
 /// A node that has a part in a job.
@@ -35,8 +34,6 @@ pub(super) struct Running {
     pub(super) contacts: BTreeMap<NodeId, Contact>,
     pub(super) outboxes: BTreeMap<NodeId, Outbox>,
     pub(super) tables: Tables,
-    /// For what its network is valid, and whether that must be found out anew.
-    pub(super) network: (Option<Key>, bool),
     pub(super) trials: Trials,
     /// Answered when it has ended.
     pub(super) stops: Vec<AskId>,

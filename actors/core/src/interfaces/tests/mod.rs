@@ -67,6 +67,15 @@ pub(crate) fn host(number: u64, interfaces: &[&str]) -> Host {
     }
 }
 
+/// Three hosts, each pair with a network of its own.
+pub(crate) fn triangle() -> [Host; 3] {
+    [
+        host(1, &["ab 10.12.0.1", "ac 10.13.0.1"]),
+        host(2, &["ab 10.12.0.2", "bc 10.23.0.2"]),
+        host(3, &["ac 10.13.0.3", "bc 10.23.0.3"]),
+    ]
+}
+
 /// What the networks between hosts do.
 #[derive(Debug, Default)]
 pub(crate) struct World {
@@ -178,6 +187,12 @@ impl Outcome {
         }
     }
 
+    /// The addresses that were tried.
+    pub(crate) fn tried(&self) -> impl Iterator<Item = String> {
+        let addresses = self.probes.iter().map(|(_, target)| target.address.ip());
+        addresses.map(|ip| ip.to_string())
+    }
+
     /// Where each node listens.
     pub(crate) fn listens(&self) -> BTreeMap<NodeId, Vec<String>> {
         let network = self.result.as_ref().unwrap();
@@ -209,9 +224,9 @@ pub(crate) fn discover_with(
 ) -> Outcome {
     let mut discovery = match plan(hosts.to_vec(), selection).unwrap() {
         Plan::Probe(discovery) => discovery,
-        Plan::Decided(network) => {
+        Plan::Known(network) => {
             return Outcome {
-                result: Ok(*network),
+                result: Ok(Network::clone(&network)),
                 probes: Vec::new(),
                 rounds: 0,
             };

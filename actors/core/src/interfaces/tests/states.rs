@@ -10,42 +10,43 @@ use crate::interfaces::{Key, ProbeCache, TTL};
 fn a_result_is_kept_for_its_nodes_and_their_interfaces() {
     let mut hosts = vec![host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.1.0.2"])];
     let any = InterfaceSelection::default();
-    let key = Key::new(&hosts, &any).unwrap();
+    let key = |hosts: &[Host]| Key::new(hosts.iter(), &any);
+    let ours = key(&hosts);
     let network = Arc::new(discover(&World::default(), &hosts).result.unwrap());
     let mut cache = ProbeCache::default();
     let now = Instant::now();
-    cache.put(now, key.clone(), Arc::clone(&network));
-    assert_eq!(cache.get(now, &key), Some(Arc::clone(&network)));
-    assert!(
-        cache
-            .get(now + TTL.saturating_sub(Duration::from_millis(1)), &key)
-            .is_some()
-    );
-    assert_eq!(cache.get(now + TTL, &key), None);
+    cache.put(now, ours.clone(), Arc::clone(&network));
+    assert_eq!(cache.get(now, &ours), Some(Arc::clone(&network)));
+    let almost = TTL.saturating_sub(Duration::from_millis(1));
+    assert!(cache.get(now + almost, &ours).is_some());
+    assert_eq!(cache.get(now + TTL, &ours), None);
 
     // In whatever order.
     hosts.reverse();
-    assert_eq!(Key::new(&hosts, &any).unwrap(), key);
-    let others = [
-        Key::new(&hosts[..1], &any),
-        Key::new(&hosts, &select(&["eth0"], &[])),
-        {
-            let mut changed = hosts.clone();
-            changed[0].network.as_mut().unwrap().interfaces[1].up = false;
-            Key::new(&changed, &any)
-        },
-        {
-            let mut changed = hosts.clone();
-            changed[0].network.as_mut().unwrap().listen.set_port(1);
-            Key::new(&changed, &any)
-        },
+    assert_eq!(key(&hosts), ours);
+    let mut others = vec![
+        key(&hosts[..1]),
+        Key::new(hosts.iter(), &select(&["eth0"], &[])),
     ];
-    for other in others {
-        assert_eq!(cache.get(now, &other.unwrap()), None);
+    let changes: [fn(&mut NodeNetwork); 9] = [
+        |it| it.interfaces[1].up = false,
+        |it| it.interfaces[1].loopback = true,
+        |it| it.interfaces[1].mtu = 9000,
+        |it| it.interfaces[1].speed = Some(10_000),
+        |it| it.interfaces[1].name.push('0'),
+        |it| it.interfaces[1].addresses[0].prefix = 25,
+        |it| drop(it.interfaces.pop()),
+        |it| it.listen.set_port(1),
+        |it| it.host.push('0'),
+    ];
+    for change in changes {
+        let mut changed = hosts.clone();
+        change(changed[0].network.as_mut().unwrap());
+        others.push(key(&changed));
     }
-    // A change of one that does not report would not be seen.
-    hosts[0].network = None;
-    assert_eq!(Key::new(&hosts, &any), None);
+    for other in others {
+        assert_eq!(cache.get(now, &other), None, "{other:?}");
+    }
 }
 
 #[test]
@@ -58,11 +59,8 @@ fn the_cache_does_not_grow_without_end() {
     let mut cache = ProbeCache::default();
     let now = Instant::now();
     let key = |number| {
-        Key::new(
-            &[host(number, &["eth0 10.1.0.1"])],
-            &InterfaceSelection::default(),
-        )
-        .unwrap()
+        let host = host(number, &["eth0 10.1.0.1"]);
+        Key::new([host].iter(), &InterfaceSelection::default())
     };
     for number in 0..1000 {
         let at = now + Duration::from_millis(number);

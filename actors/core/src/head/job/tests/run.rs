@@ -189,7 +189,7 @@ impl Run {
                     }
                     Action::Tell(JobEvent::Ended { state, .. }) => format!("tell:{state}"),
                     Action::OpenRendezvous(members) => format!("open {}", members.len()),
-                    Action::Discover(..) => "discover".to_owned(),
+                    Action::Discover(_) => "discover".to_owned(),
                     Action::CloseRendezvous => "close".to_owned(),
                     Action::Free(node) => format!("{}:free", node.0),
                     Action::Abandon(node) => format!("{}:abandon", node.0),
