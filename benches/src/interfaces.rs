@@ -56,7 +56,7 @@ fn hosts() -> Vec<Host> {
 fn think() -> anyhow::Result<f64> {
     let hosts = hosts();
     let start = Instant::now();
-    let Plan::Probe(mut discovery) = plan(hosts, &InterfaceSelection::default())? else {
+    let Plan::Probe(mut discovery) = plan(hosts, &InterfaceSelection::default(), false)? else {
         anyhow::bail!("a thousand hosts are not one");
     };
     let mut spent = start.elapsed();

@@ -246,7 +246,7 @@ fn is_device(name: &str) -> bool {
     })
 }
 
-/// Settings of a [`Node`](super::Node). Start from [`NodeConfig::new`].
+/// Settings of a [`Node`](super::Node), one field for each. Start from [`NodeConfig::new`].
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
     /// Where the head listens.

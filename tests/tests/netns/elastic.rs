@@ -66,6 +66,32 @@ fn f1_a_driver_that_is_cut_off_from_a_node_gets_another_generation() -> anyhow::
     )
 }
 
+/// The first process stays, so it must have listened where the second host reaches it.
+#[test]
+fn a_group_on_one_host_grows_to_another() -> anyhow::Result<()> {
+    needs_namespaces!(Ok(()));
+    let world = World::new(&["a", "b"])?;
+    world.network("eth0", "10.1.0.", 1500)?;
+    let builder = TestCluster::builder().slots(1);
+    world.run_with("10.1.0.100", builder, async |cluster| {
+        let second = cluster.node_id(1)?.to_string();
+        let node = |what: &str| -> anyhow::Result<()> {
+            let status = cluster.kolo()?.args(["node", what, &second]).status()?;
+            anyhow::ensure!(status.success(), "kolo node {what}: {status}");
+            Ok(())
+        };
+        node("drain")?;
+        let mut job = Job::start(cluster, Executor::builder().workers(1..=2), 1).await?;
+        node("undrain")?;
+        let change = job.watch.until_size(2).await;
+        assert_eq!((change.left.len(), change.joined.len()), (0, 1));
+        job.works().await;
+        let ended = job.end().await?;
+        assert_eq!((ended.size, ended.outcome.generations), (2, 2));
+        Ok(())
+    })
+}
+
 #[test]
 fn a_host_that_is_cut_off_ends_its_workers_and_the_rest_goes_on() -> anyhow::Result<()> {
     needs_namespaces!(Ok(()));

@@ -26,7 +26,7 @@ pub struct NodeInfo {
     pub last_seen_ms: u64,
     /// The jobs that hold resources on it.
     pub jobs: Vec<JobId>,
-    /// Whether it takes no more jobs, since it is being stopped.
+    /// Whether it takes no more jobs, since it is drained or being stopped. Of a node that is gone: whether it was stopped.
     #[serde(default)]
     pub draining: bool,
 }

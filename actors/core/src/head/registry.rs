@@ -46,12 +46,15 @@ pub struct Admission {
 }
 
 #[derive(Debug)]
+#[allow(clippy::struct_excessive_bools)] // whether it is there, how it went, and two reasons to offer nothing
 struct Entry {
     registration: NodeRegistration,
     session: Session,
     alive: bool,
     /// It takes no more jobs in this stay, because its daemon leaves.
     leaving: bool,
+    /// The last stay is over because the daemon said good-bye.
+    left: bool,
     /// An operator drains it, in whatever stay.
     drained: bool,
     last_seen: Instant,
@@ -151,6 +154,7 @@ impl NodeRegistry {
             let replaced = entry.alive.then_some(entry.session);
             self.alive += usize::from(!entry.alive);
             entry.leaving = registration.draining;
+            entry.left = false;
             entry.registration = registration;
             entry.session = session;
             entry.alive = true;
@@ -169,6 +173,7 @@ impl NodeRegistry {
             self.index.insert(registration.node, self.entries.len());
             self.entries.push(Entry {
                 leaving: registration.draining,
+                left: false,
                 registration,
                 session,
                 alive: true,
@@ -247,6 +252,13 @@ impl NodeRegistry {
     pub fn leave(&mut self, node: NodeId, session: Session) {
         if let Some(entry) = self.current(node, session) {
             entry.leaving = true;
+        }
+    }
+
+    /// As [`NodeRegistry::leave`], and the stay is about to end because of that.
+    pub fn say_goodbye(&mut self, node: NodeId, session: Session) {
+        if let Some(entry) = self.current(node, session) {
+            (entry.leaving, entry.left) = (true, true);
         }
     }
 
@@ -402,7 +414,11 @@ impl NodeRegistry {
                 },
                 last_seen_ms: now.saturating_duration_since(entry.last_seen).as_millis() as u64,
                 jobs: entry.held.keys().chain(&entry.unknown).copied().collect(),
-                draining: entry.leaving || entry.drained,
+                draining: if entry.alive {
+                    entry.leaving || entry.drained
+                } else {
+                    entry.left
+                },
             })
             .collect()
     }

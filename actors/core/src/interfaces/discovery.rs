@@ -102,6 +102,15 @@ impl Discovery {
         alone.then(|| resolve::alone(&self.resolver())).flatten()
     }
 
+    /// The interface of these nodes, all on one host, at which other hosts may reach them. Nothing if the host has the loopback alone.
+    pub(super) fn together(hosts: &[Host]) -> Option<Network> {
+        let (first, others) = hosts.split_first()?;
+        let found = Self::new(vec![first.clone()], &InterfaceSelection::default());
+        let mut network = found.ok()?.alone()?;
+        network.share(first.node, others);
+        Some(network)
+    }
+
     /// The first orders: each node tries the next in the ring.
     pub fn start(&mut self) -> Step {
         let ring = self.resolver().ring();

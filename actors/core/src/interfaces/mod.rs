@@ -64,13 +64,18 @@ pub enum Plan {
     Probe(Box<Discovery>),
 }
 
-/// What is to be done for these nodes, of which no two are the same.
+/// What is to be done for these nodes, of which no two are the same. `may_grow`: other hosts may come, and the processes that are
+/// there by then stay; so processes on a single host listen where others reach them.
 ///
 /// # Errors
 ///
 /// [`RefusalKind::Invalid`] if the selection names hosts or interfaces that are not there, [`RefusalKind::Network`] if a
 /// node has no interface that could be used.
-pub fn plan(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Refusal> {
+pub fn plan(
+    hosts: Vec<Host>,
+    selection: &InterfaceSelection,
+    may_grow: bool,
+) -> Result<Plan, Refusal> {
     check_selection(&hosts, selection)?;
     let silent = hosts.iter().find(|host| host.network.is_none());
     let together = match silent {
@@ -92,7 +97,9 @@ pub fn plan(hosts: Vec<Host>, selection: &InterfaceSelection) -> Result<Plan, Re
         }
     };
     if together && selection.is_empty() {
-        return Ok(Plan::Known(Arc::new(Network::local(&hosts))));
+        let reached = may_grow.then(|| Discovery::together(&hosts)).flatten();
+        let network = reached.unwrap_or_else(|| Network::local(&hosts));
+        return Ok(Plan::Known(Arc::new(network)));
     }
     if silent.is_some() {
         return Ok(Plan::Known(Arc::new(Network::registered(&hosts))));

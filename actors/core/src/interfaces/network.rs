@@ -82,6 +82,18 @@ impl Network {
         network
     }
 
+    /// These nodes are on the host of a node, and have the same interfaces.
+    pub(super) fn share(&mut self, of: NodeId, others: &[Host]) {
+        for host in others {
+            let listen = self.listen(of).to_vec();
+            self.listen.insert(host.node, listen);
+            if let Some(name) = self.names.get(&of).cloned() {
+                self.names.insert(host.node, name);
+            }
+        }
+        self.add_rows(others, "another interface of the host is chosen");
+    }
+
     /// The rows of nodes among which nothing was probed, with the reason against what is not chosen.
     fn add_rows(&mut self, hosts: &[Host], why_not: &str) {
         for host in hosts {
@@ -116,10 +128,11 @@ impl Network {
         self.listen.get(&node).map_or(&[], Vec::as_slice)
     }
 
-    /// Where workers on `of` are reached by those on `by`, if that differs by pair.
+    /// Where workers on `of` are reached by those on `by`; `None`: where they say that they listen.
     #[must_use]
     pub fn address(&self, of: NodeId, by: NodeId) -> Option<IpAddr> {
-        self.pairs.get(&(by, of)).copied()
+        let first = || self.listen(of).first().map(|listen| listen.ip);
+        self.pairs.get(&(by, of)).copied().or_else(first)
     }
 
     /// What programs that need one interface on each node are told if there is none.

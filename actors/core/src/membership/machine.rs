@@ -23,7 +23,8 @@ use super::roster::{Roster, Stale};
 use super::seat::{Loss, Process, Seat, State};
 use doubt::Doubts;
 
-/// The membership of one job.
+/// The membership of one job. It has one field more than fifteen: the roster, the policy's memory and the formation are types of their
+/// own, and the rest belongs to the job.
 #[derive(Debug, Clone)]
 pub struct Membership {
     limits: Limits,

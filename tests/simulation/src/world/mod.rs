@@ -40,7 +40,7 @@ pub fn play(seed: u64, options: Options, traced: bool) -> Outcome {
     World::new(seed, options, traced).play()
 }
 
-/// Everything.
+/// Everything that is simulated. The fields are many because a step of any part may reach all others, as in a cluster.
 pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) random: Random,

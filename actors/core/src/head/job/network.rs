@@ -151,9 +151,9 @@ impl Base {
         let mut table = Arc::clone(self.published.as_ref()?);
         // While new nodes are probed, the members reach each other as before.
         let network = self.net.known().or(self.before.as_deref());
-        // Of other networks, workers have no more than the one address that they tell of.
-        let by_pair = |network: &&Network| *network.choice() == NetworkChoice::PerPair;
-        let Some(network) = network.filter(by_pair) else {
+        // Processes may have started in another network, and tell of another of their addresses.
+        let has_own = |network: &&Network| *network.choice() != NetworkChoice::Registered;
+        let Some(network) = network.filter(has_own) else {
             return Some(table);
         };
         let by = self.parts[part].site.node;

@@ -12,7 +12,7 @@ use crate::interfaces::tests::{World, discover, host, triangle};
 use crate::interfaces::{Host, Network, Plan, plan};
 
 fn probe(hosts: &[Host]) -> Plan {
-    let plan = plan(hosts.to_vec(), &InterfaceSelection::default()).unwrap();
+    let plan = plan(hosts.to_vec(), &InterfaceSelection::default(), false).unwrap();
     assert!(matches!(plan, Plan::Probe(_)), "{plan:?}");
     plan
 }

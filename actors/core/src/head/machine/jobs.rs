@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use kolo_wire::ids::{DriverId, JobId, NodeId, Slot};
 use kolo_wire::{
-    Followers, HeadReply, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, Placement, Refusal,
-    RefusalKind,
+    Followers, HeadReply, JobEvent, JobSpec, JobState, NodeReply, NodeRequest, OnChange, Placement,
+    Refusal, RefusalKind,
 };
 
 use super::fit::{allowed, as_it_begins, at_most, missing};
@@ -25,6 +25,12 @@ use crate::rendezvous::DoorOpening;
 
 /// How long a node may take for one push before it is tried again.
 const PUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// Whether nodes may come to the job, while its processes go on.
+fn keeps_processes(spec: &JobSpec) -> bool {
+    let elastic = spec.elastic.as_deref();
+    elastic.is_some_and(|elastic| elastic.on_change != OnChange::Restart)
+}
 
 impl HeadCore {
     pub(super) fn submit(&mut self, session: Session, job: JobId, spec: JobSpec, dry_run: bool) {
@@ -104,7 +110,8 @@ impl HeadCore {
         let network = if nodes.is_empty() {
             None
         } else {
-            Some(self.plan_network(&nodes, &spec.interfaces, spec.no_cache)?)
+            let may_grow = keeps_processes(&spec);
+            Some(self.plan_network(&nodes, &spec.interfaces, spec.no_cache, may_grow)?)
         };
         let (mut job, actions) =
             Job::submit(self.now.awake, id, owner, spec, sites, self.settings.job)?;
@@ -500,7 +507,9 @@ impl HeadCore {
         let mut refused = Ok(());
         let mut plan = None;
         if !new.is_empty() {
-            match self.plan_network(&nodes, &job.spec().interfaces, job.spec().no_cache) {
+            let spec = job.spec();
+            let may_grow = keeps_processes(spec);
+            match self.plan_network(&nodes, &spec.interfaces, spec.no_cache, may_grow) {
                 Ok(found) => plan = Some(found),
                 Err(refusal) => {
                     shares.retain(|share| old.contains(&share.node));

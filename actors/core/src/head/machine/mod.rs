@@ -303,7 +303,7 @@ impl HeadCore {
     fn lose(&mut self, node: NodeId, session: Session, reason: &str, fence: Fence) {
         let has_left = fence == Fence::Left;
         if has_left {
-            self.registry.leave(node, session);
+            self.registry.say_goodbye(node, session);
         }
         let Some(jobs) = self.registry.lose(node, session) else {
             return;

@@ -25,6 +25,7 @@ impl HeadCore {
         nodes: &[NodeId],
         selection: &InterfaceSelection,
         no_cache: bool,
+        may_grow: bool,
     ) -> Result<Plan, Refusal> {
         check_size(selection)?;
         let hosts: Vec<Host> = nodes
@@ -49,7 +50,12 @@ impl HeadCore {
                 .by_host
                 .retain(|wanted, _| here.contains(wanted) || !elsewhere.contains(wanted));
         }
-        let plan = plan(hosts, &selection)?;
+        // Where all nodes are reached over the loopback, there is one host.
+        let is_spread = || {
+            let mut known = self.registry.living();
+            known.any(|known| !known.address.ip().is_loopback())
+        };
+        let plan = plan(hosts, &selection, may_grow && is_spread())?;
         let known = match &plan {
             Plan::Probe(discovery) if !no_cache => {
                 self.probes.cache.get(self.now.awake, discovery.key())
@@ -79,7 +85,7 @@ impl HeadCore {
             };
         }
         let nodes = self.named(query)?;
-        match self.plan_network(&nodes, &query.selection, query.no_cache)? {
+        match self.plan_network(&nodes, &query.selection, query.no_cache, false)? {
             Plan::Known(network) => Ok(Some(HeadReply::Interfaces(network.report.clone()))),
             Plan::Probe(discovery) => {
                 if self.probes.is_busy_for(&discovery, query.no_cache) {

@@ -81,7 +81,7 @@ fn nodes_that_do_not_report_are_reached_where_they_registered() {
     let network = outcome.result.unwrap();
     assert_eq!(network.interface(NodeId(1)), None);
     assert!(network.listen(NodeId(1)).is_empty());
-    let error = plan(hosts, &select(&["eth0"], &[])).unwrap_err();
+    let error = plan(hosts, &select(&["eth0"], &[]), false).unwrap_err();
     assert_eq!(error.kind, RefusalKind::Network);
     assert!(error.message.contains("b (node-"), "{error}");
 }
@@ -343,7 +343,7 @@ fn a_daemon_that_listens_on_one_address_or_family_is_reached_only_there() {
     );
 
     hosts[0].network.as_mut().unwrap().listen = "127.0.0.1:7420".parse().unwrap();
-    let error = plan(hosts, &InterfaceSelection::default()).unwrap_err();
+    let error = plan(hosts, &InterfaceSelection::default(), false).unwrap_err();
     assert_eq!(error.kind, RefusalKind::Network);
     assert!(error.message.contains("--listen [::]:PORT"), "{error}");
 }
@@ -488,7 +488,7 @@ fn what_is_asked_for_is_verified() {
             "`` can't be the name",
         ),
     ] {
-        let error = plan(hosts.clone(), &selection).unwrap_err();
+        let error = plan(hosts.clone(), &selection, false).unwrap_err();
         assert_eq!(error.kind, kind);
         assert!(error.message.contains(part), "{error}");
     }

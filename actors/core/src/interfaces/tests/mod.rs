@@ -222,7 +222,7 @@ pub(crate) fn discover_with(
     selection: &InterfaceSelection,
     shuffle: impl Fn(&mut Vec<Order>),
 ) -> Outcome {
-    let mut discovery = match plan(hosts.to_vec(), selection).unwrap() {
+    let mut discovery = match plan(hosts.to_vec(), selection, false).unwrap() {
         Plan::Probe(discovery) => discovery,
         Plan::Known(network) => {
             return Outcome {

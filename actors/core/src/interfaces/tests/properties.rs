@@ -82,10 +82,8 @@ proptest! {
                     if of.node == by.node || *network.choice() == NetworkChoice::Local {
                         continue;
                     }
-                    let by_pair = network.address(of.node, by.node);
-                    prop_assert_eq!(by_pair.is_some(), *network.choice() == NetworkChoice::PerPair);
                     if matches!(network.choice(), NetworkChoice::PerPair | NetworkChoice::PerNode) {
-                        let address = by_pair.unwrap_or_else(|| network.listen(of.node)[0].ip);
+                        let address = network.address(of.node, by.node).unwrap();
                         prop_assert!(reaches(by, of, address), "{} to {}", by.hostname, address);
                     }
                 }

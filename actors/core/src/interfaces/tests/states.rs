@@ -76,7 +76,8 @@ fn the_cache_does_not_grow_without_end() {
 #[test]
 fn answers_that_make_no_sense_end_in_an_error_and_not_in_a_wait() {
     let hosts = [host(1, &["eth0 10.1.0.1"]), host(2, &["eth0 10.1.0.2"])];
-    let Ok(Plan::Probe(mut discovery)) = plan(hosts.to_vec(), &InterfaceSelection::default())
+    let Ok(Plan::Probe(mut discovery)) =
+        plan(hosts.to_vec(), &InterfaceSelection::default(), false)
     else {
         panic!("two hosts are probed");
     };

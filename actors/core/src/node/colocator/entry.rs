@@ -46,7 +46,8 @@ pub(super) struct Successor {
 /// The newest process of each slot.
 pub(super) type Slots = BTreeMap<Slot, Entry>;
 
-/// The newest process of a slot that was started, and its successor if one waits.
+/// The newest process of a slot that was started, and its successor if one waits. It has more than fifteen fields: each is a fact of the
+/// same process that comes at a time of its own.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) worker: WorkerId,

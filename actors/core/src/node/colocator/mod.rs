@@ -62,7 +62,8 @@ enum Phase {
     Gone,
 }
 
-/// The state machine. See the module.
+/// The state machine. See the module. It has more than fifteen fields: each is of the job as a whole. Facts of a process, of the group
+/// that is present, and of an agent have types of their own.
 #[derive(Debug)]
 pub struct Colocator {
     here: Arc<Here>,

@@ -105,11 +105,13 @@ fn g3_what_the_end_of_a_connection_says_of_workers() {
 #[test]
 fn a_daemon_that_leaves_is_not_one_that_is_lost() {
     let (mut group, [leaves, lost], _) = halves();
-    let spare = group.node(3, 1);
+    let (spare, drained) = (group.node(3, 1), group.node(4, 1));
+    (group.world).request(HTTP, super::drain::drain("host4", 60));
     for (session, fence) in [
         (leaves, Fence::Left),
         (lost, Fence::Lease),
         (spare, Fence::Left),
+        (drained, Fence::Lease),
     ] {
         lose(&mut group, session, fence);
     }
@@ -117,7 +119,7 @@ fn a_daemon_that_leaves_is_not_one_that_is_lost() {
         panic!("no cluster");
     };
     let left: Vec<bool> = cluster.nodes.iter().map(|node| node.draining).collect();
-    assert_eq!(left, [true, false, true]);
+    assert_eq!(left, [true, false, true, false]);
 }
 
 #[test]

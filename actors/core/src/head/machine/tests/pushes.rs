@@ -34,6 +34,21 @@ fn a_push_is_tried_until_it_is_taken_and_less_and_less_often() {
 }
 
 #[test]
+fn a_push_without_an_answer_is_tried_again() {
+    let mut world = World::new();
+    let mut deaf = true;
+    let node = world.node(1, 1, move |request| {
+        good(request).filter(|_| !(is_membership(request) && std::mem::take(&mut deaf)))
+    });
+    let job = world.healthy(1, node);
+    world.pass(Duration::from_millis(6249));
+    assert_eq!(world.seen(node, is_membership), 1);
+    assert_eq!(world.cancelled.len(), 1);
+    world.pass(Duration::from_millis(1));
+    assert!(world.is_healthy(job));
+}
+
+#[test]
 fn a_request_takes_the_place_of_pushes() {
     let mut world = World::new();
     let (pausing, deaf) = (
