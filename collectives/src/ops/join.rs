@@ -141,6 +141,7 @@ impl Communicator {
             .await?;
         // Peers that have not heard of a loss yet name the lost rank, and not this one.
         let obstacle = self.inner.signals.lock().obstacle(tag);
+        let obstacle = obstacle.filter(|error| !matches!(error, CollectiveError::Aborted { .. }));
         let given_up = || CollectiveError::Aborted {
             reason: reason.to_owned(),
         };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use kolo_transport::ids::CallId;
+use kolo_transport::ids::{CallId, Rank};
 use kolo_transport::wire::GenerationTable;
 
 use crate::error::CollectiveError;
@@ -311,12 +311,18 @@ impl Signals {
             None => rank,
         };
         new.call = old.call;
-        new.call_failed = old
-            .call_failed
-            .as_ref()
-            .map(|error| CollectiveError::Aborted {
+        new.call_failed = old.call_failed.as_ref().and_then(|error| match error {
+            // A group without the rank is not concerned.
+            CollectiveError::PeerLost { rank, reason } => {
+                position(job_rank(rank.0)).map(|rank| CollectiveError::PeerLost {
+                    rank: Rank(rank),
+                    reason: reason.clone(),
+                })
+            }
+            error => Some(CollectiveError::Aborted {
                 reason: error.to_string(),
-            });
+            }),
+        });
         new.table.clone_from(&old.table);
         new.timeout = old.timeout;
         new.choice.tuning = old.choice.tuning;

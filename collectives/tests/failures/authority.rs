@@ -53,6 +53,27 @@ fn the_word_of_the_authority_ends_the_wait_at_once_and_without_it_the_link_is_be
     }
 }
 
+#[test]
+fn survivors_go_on_in_a_group_of_their_own() {
+    for kind in KINDS {
+        let mut group = Group::new(kind, 3);
+        group.set_word_within(LONG / 100);
+        group.run(|comm| comm.barrier().unwrap());
+        drop(group.members.remove(1));
+        group.run(|comm| {
+            let error = sum(comm, 10_000).unwrap_err();
+            assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
+            let part = comm.group(&[Rank(0), Rank(2)]).unwrap().unwrap();
+            sum(&part, 1000).unwrap();
+            if part.rank() == Rank(0) {
+                comm.send(&[7_u8], Rank(2)).unwrap();
+            } else {
+                assert_eq!(comm.receive::<u8>(Rank(0)).unwrap(), [7]);
+            }
+        });
+    }
+}
+
 /// The rank that ended last is not named, wherever its link ends first.
 #[test]
 fn of_two_ranks_that_end_the_first_one_is_named() {

@@ -50,7 +50,7 @@ pub(super) fn joined(mut line: Vec<OsString>) -> Vec<OsString> {
         line[at].push(word);
     }
     let mut at = 1;
-    while at < line.len() {
+    while at < line.len() && line[at] != "--" {
         if line[at].to_str().is_some_and(|word| word.starts_with("--")) {
             join_negative(&mut line, at);
         }

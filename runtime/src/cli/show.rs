@@ -14,7 +14,7 @@ use crate::http::dto::{self, NodeState};
 
 /// Shows something once, or again and again until this process is ended.
 async fn shown(
-    watch: &Watch,
+    (watch, format): (&Watch, Format),
     connect: &Connect,
     out: &mut Output<'_>,
     show: impl AsyncFn(&Client, &mut Output<'_>) -> Result<(), CliError>,
@@ -27,7 +27,11 @@ async fn shown(
             out.bytes(&page)?;
             break;
         };
-        out.page(&page)?;
+        // A document for programs is whole.
+        match format {
+            Format::Json => out.bytes(&page)?,
+            Format::Table => out.page(&page)?,
+        }
         out.flush()?;
         tokio::time::sleep(every).await;
         // It waits in the buffer until the next page is there.
@@ -43,7 +47,7 @@ pub(super) async fn status(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
-    shown(&options.watch, connect, out, async |client, out| {
+    shown((&options.watch, format), connect, out, async |client, out| {
         let cluster = client.cluster().await?;
         if format == Format::Json {
             return out.json(&dto::Cluster::from(&cluster));
@@ -125,26 +129,31 @@ pub(super) async fn jobs(
     format: Format,
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
-    shown(&options.watch, connect, out, async |client, out| {
-        if let Some(text) = &options.job {
-            // Lists leave out what would make them long.
-            let job = client.find(text).await?.job;
-            let job = client.job(job).await?;
-            return match format {
-                Format::Json => out.json(&dto::Job::from(&job)),
-                Format::Table => workers(&job, out),
-            };
-        }
-        let jobs = client.jobs().await?;
-        match format {
-            Format::Json => {
-                let jobs: Vec<dto::Job> = jobs.iter().map(Into::into).collect();
-                out.json(&jobs)
+    shown(
+        (&options.watch, format),
+        connect,
+        out,
+        async |client, out| {
+            if let Some(text) = &options.job {
+                // Lists leave out what would make them long.
+                let job = client.find(text).await?.job;
+                let job = client.job(job).await?;
+                return match format {
+                    Format::Json => out.json(&dto::Job::from(&job)),
+                    Format::Table => workers(&job, out),
+                };
             }
-            Format::Table if jobs.is_empty() => out.line("there are no jobs"),
-            Format::Table => list(&jobs, out),
-        }
-    })
+            let jobs = client.jobs().await?;
+            match format {
+                Format::Json => {
+                    let jobs: Vec<dto::Job> = jobs.iter().map(Into::into).collect();
+                    out.json(&jobs)
+                }
+                Format::Table if jobs.is_empty() => out.line("there are no jobs"),
+                Format::Table => list(&jobs, out),
+            }
+        },
+    )
     .await
 }
 

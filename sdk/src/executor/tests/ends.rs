@@ -86,3 +86,24 @@ async fn shutdown_asks_the_head_and_gives_the_exits() {
     .await;
     assert_eq!(soon(again).await.unwrap().unwrap()[0].exit, None);
 }
+
+#[tokio::test]
+async fn calls_go_on_while_the_head_is_away() {
+    let (executor, job, fake) = Fake::group(1, 1).await;
+    fake.kill_head();
+    drop(job);
+    let status = executor.inner.status.clone();
+    soon(
+        status
+            .clone()
+            .wait_for(|status| matches!(status, JobStatus::HeadLost { .. })),
+    )
+    .await
+    .unwrap();
+    let call = tokio::spawn(executor.run(add, 1).into_future());
+    let (id, ..) = fake.nodes[0].call().await;
+    fake.nodes[0].returns(id, Rank(0), &1_u32).await;
+    assert_eq!(soon(call).await.unwrap().unwrap(), [1]);
+    let error = soon(executor.shutdown()).await.unwrap_err();
+    assert!(matches!(error, ShutdownError::HeadLost { .. }), "{error}");
+}
