@@ -87,11 +87,21 @@ pub(super) fn explained(mut error: clap::Error) -> clap::Error {
         let usage = ContextValue::StyledStr(command.clone().render_usage());
         error.insert(ContextKind::Usage, usage);
     }
+    let is_of_nodes = |error: &clap::Error| {
+        let usage = error.get(ContextKind::Usage);
+        usage.is_some_and(|usage| usage.to_string().contains("kolo node "))
+    };
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
     {
         let known = GUESSES.iter().find(|(words, _)| words.contains(&&**word));
         if let Some((_, meant)) = known {
+            let lists = ["kolo jobs", "kolo jobs JOB"].contains(meant);
+            let meant = if lists && is_of_nodes(&error) {
+                "kolo status"
+            } else {
+                meant
+            };
             error.remove(ContextKind::SuggestedSubcommand);
             let tip = ContextValue::StyledStrs(vec![format!("write `{meant}`").into()]);
             error.insert(ContextKind::Suggested, tip);
@@ -121,6 +131,7 @@ mod tests {
     fn what_is_wrong_is_told_with_what_was_meant_and_the_same_usage_everywhere() {
         for (line, parts) in [
             ("kolo top", &["tip: write `kolo jobs --watch`"][..]),
+            ("kolo node list", &["tip: write `kolo status`"]),
             ("kolo kill x", &["tip: write `kolo stop JOB`"]),
             ("kolo rnu", &["'run'"]),
             (

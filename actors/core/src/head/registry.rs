@@ -322,6 +322,14 @@ impl NodeRegistry {
             .min()
     }
 
+    /// The hostnames of living nodes that an operator has drained.
+    pub fn drained(&self) -> Vec<&str> {
+        let drained = self.entries.iter().filter(|it| it.alive && it.drained);
+        drained
+            .map(|it| it.registration.hostname.as_str())
+            .collect()
+    }
+
     /// What the living nodes that are not being drained offer, in order of first registration.
     #[must_use]
     pub fn offers(&self) -> Vec<Offer> {

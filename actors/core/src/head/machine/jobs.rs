@@ -88,7 +88,19 @@ impl HeadCore {
             let offers = allowed(offers, elastic.hosts.as_deref(), |_| 0);
             at_most(most, &spec, &offers, |_| 0)
         } else if spec.layout.is_empty() {
-            place(spec.placement, &spec.per_worker, &offers)?
+            place(spec.placement, &spec.per_worker, &offers).map_err(|error| {
+                let mut refusal = Refusal::from(error);
+                let drained = self.registry.drained();
+                if !drained.is_empty() {
+                    let names = drained.join(", ");
+                    refusal.message.extend([
+                        "\n  drained, so left out: ",
+                        &names,
+                        "; kolo node undrain NODE",
+                    ]);
+                }
+                refusal
+            })?
         } else {
             lay_out(&spec.layout, &spec.per_worker, &offers)?
         };

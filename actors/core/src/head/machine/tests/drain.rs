@@ -57,7 +57,10 @@ fn elastic_jobs_leave_a_node_that_is_drained_and_others_stay() {
     // The room is there, and nobody gets it.
     assert_eq!(group.world.free_cpus(), [1, 0]);
     let late = group.world.submit(3, 1);
-    assert_eq!(group.world.refusal(late).kind, RefusalKind::Unplaceable);
+    let refusal = group.world.refusal(late);
+    assert_eq!(refusal.kind, RefusalKind::Unplaceable);
+    let says = "drained, so left out: host1; kolo node undrain NODE";
+    assert!(refusal.message.ends_with(says), "{}", refusal.message);
     group.pass(120);
     assert_eq!(group.reservations(first), 2);
     // Again, by its id.
