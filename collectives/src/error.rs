@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::{CallId, Rank};
+use kolo_transport::wire::span::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::stall::Missing;
@@ -44,8 +45,8 @@ pub enum CollectiveError {
     /// The deadline passed. `late` names the ranks that did not come or stopped answering. See what they do
     /// instead, or set a longer time with [`Communicator::set_timeout`](crate::Communicator::set_timeout).
     #[error(
-        "{operation} did not end within {:.3} s; {}",
-        waited.as_secs_f64(),
+        "{operation} did not end within {}; {}",
+        Span(*waited),
         late_ranks(late, doing)
     )]
     Deadline {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 
 use self::counters::SharedMemory;
 pub(crate) use self::counters::Tally;
@@ -431,25 +432,25 @@ impl Recorder {
             let last = state.ring.iter().max_by_key(|record| record.number);
             (running.copied(), last.copied())
         };
-        let seconds = |since: Duration| now.saturating_sub(since).as_secs_f64();
+        let past = |since: Duration| Span::rough(now.saturating_sub(since));
         match (running, last) {
             (Some(record), _) => {
                 let also = waits.map_or_else(String::new, |waits| format!("; {waits}"));
                 format!(
-                    "it is in {} since {:.1} s{also}",
+                    "it is in {} since {}{also}",
                     describe(&record),
-                    seconds(record.started)
+                    past(record.started)
                 )
             }
             (None, _) if waits.is_some() => waits.unwrap_or_default(),
             (None, Some(record)) => format!(
-                "it is in no operation; its last was {}, which {} {:.1} s ago",
+                "it is in no operation; its last was {}, which {} {} ago",
                 describe(&record),
                 match record.outcome {
                     Outcome::Failed => "failed",
                     _ => "ended",
                 },
-                seconds(record.ended)
+                past(record.ended)
             ),
             (None, None) => "it has done no operation yet".to_owned(),
         }

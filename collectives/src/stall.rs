@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 use serde::{Deserialize, Serialize};
 
 use crate::group_id::GroupId;
@@ -46,11 +47,11 @@ impl fmt::Display for StallReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} ({}, {}) has waited {:.1} s",
+            "{} ({}, {}) has waited {}",
             self.operation,
             self.tag,
             self.group,
-            self.waited.as_secs_f64()
+            Span::rough(self.waited)
         )?;
         for (index, missing) in self.missing.iter().enumerate() {
             let before = if index == 0 { " for" } else { ";" };
@@ -65,7 +66,7 @@ pub(crate) fn as_said(doing: &str, ago: Duration) -> String {
     if ago < Duration::from_secs(1) {
         return doing.to_owned();
     }
-    format!("{doing} (as it said {:.1} s ago)", ago.as_secs_f64())
+    format!("{doing} (as it said {} ago)", Span::rough(ago))
 }
 
 type Callback = Arc<dyn Fn(&StallReport) + Send + Sync>;
@@ -160,7 +161,7 @@ mod tests {
         };
         assert_eq!(
             report.to_string(),
-            "barrier (operation 0 of call 0, all ranks) has waited 1.5 s for rank 1: it sleeps; rank 4: nothing was \
+            "barrier (operation 0 of call 0, all ranks) has waited 1.5s for rank 1: it sleeps; rank 4: nothing was \
              heard from it"
         );
         let stalls = Stalls::default();
@@ -180,9 +181,9 @@ mod tests {
 
     #[test]
     fn what_a_rank_said_long_ago_is_told_with_its_age() {
-        let doing = "it is in no operation; its last was barrier, which ended 1.0 s ago";
+        let doing = "it is in no operation; its last was barrier, which ended 1s ago";
         let said = |millis| as_said(doing, Duration::from_millis(millis));
         assert_eq!(said(999), doing);
-        assert_eq!(said(59_040), format!("{doing} (as it said 59.0 s ago)"));
+        assert_eq!(said(59_040), format!("{doing} (as it said 59s ago)"));
     }
 }

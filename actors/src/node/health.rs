@@ -7,6 +7,7 @@ use kolo_core::node::colocator::{KILLED, millis};
 use kolo_core::node::environment;
 use kolo_core::node::messages::Wanted;
 use kolo_process::{Child, Signal, SpawnRequest};
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{HealthCheck, Installed};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
@@ -52,7 +53,7 @@ pub(super) async fn run(
     let failed = match ended {
         Ok(exit) if exit.is_success() => return Ok(()),
         Ok(exit) => format!("`{name}` ended with {exit}"),
-        Err(_) => format!("`{name}` did not end within {} s", limit.as_secs_f64()),
+        Err(_) => format!("`{name}` did not end within {}", Span(limit)),
     };
     // A process that has left the warden may hold the pipe.
     let words = timeout(DRAIN, words.join_next()).await;

@@ -5,6 +5,7 @@ use std::task::Context;
 use std::time::Instant;
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 
 use super::engine::next_transfer;
 use super::{Driver, Linked, Mode, Place};
@@ -436,9 +437,9 @@ impl Driver<'_> {
             format!("{host}{reason}")
         } else {
             format!(
-                "link lost to rank {}: {host}{reason}; nothing else was heard of the rank's end within {:.1} s",
+                "link lost to rank {}: {host}{reason}; nothing else was heard of the rank's end within {}",
                 state.job_rank(peer),
-                self.place.patience.as_secs_f64()
+                Span(self.place.patience)
             )
         };
         drop(state);

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kolo_transport::ids::{Generation, JobId, Rank};
+use kolo_transport::wire::span::Span;
 
 use super::{Lane, LaneError};
 use crate::group_id::GroupId;
@@ -74,7 +75,7 @@ pub async fn greet<L: Lane + ?Sized>(
     let said = tokio::time::timeout(limit, speak(lane, own, peer)).await;
     said.unwrap_or_else(|_| {
         Err(LaneError::Timeout {
-            reason: format!("no hello came within {} s", limit.as_secs_f64()),
+            reason: format!("no hello came within {}", Span(limit)),
         })
     })
 }

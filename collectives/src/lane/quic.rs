@@ -8,6 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 use kolo_transport::{ByteStream, CloseCode, Connection, ConnectionLost, FrameError};
 
 use super::{Lane, LaneError, LinkHello, greet};
@@ -56,7 +57,7 @@ async fn open(
     let stream = tokio::time::timeout(limit, stream)
         .await
         .map_err(|_| LaneError::Timeout {
-            reason: format!("no stream within {} s", limit.as_secs_f64()),
+            reason: format!("no stream within {}", Span(limit)),
         })?
         .map_err(|error| LaneError::Ended {
             reason: error.to_string(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kolo_transport::direct::Socket;
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 use tokio::runtime::Handle;
 
 use super::passing::PassingSocket;
@@ -100,10 +101,7 @@ impl UnixLane {
         tokio::time::timeout(limit, self.settle(hello.rank < peer))
             .await
             .map_err(|_| LaneError::Timeout {
-                reason: format!(
-                    "rank {peer} did not say within {} s how data go",
-                    limit.as_secs_f64()
-                ),
+                reason: format!("rank {peer} did not say within {} how data go", Span(limit)),
             })??;
         Ok(self)
     }

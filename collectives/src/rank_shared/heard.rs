@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 
 use super::{GroupId, RankShared};
 use crate::error::{CollectiveError, DOING};
@@ -24,8 +25,8 @@ impl Heard {
         match self.gave_up {
             None => as_said(&format!("it is in {}", self.asked), self.at.elapsed()),
             Some(at) => {
-                let ago = at.elapsed().as_secs_f64();
-                format!("{ago:.1} s ago it gave up {}", self.asked)
+                let ago = Span::rough(at.elapsed());
+                format!("{ago} ago it gave up {}", self.asked)
             }
         }
     }
@@ -82,10 +83,7 @@ impl RankShared {
             .into_iter()
             .filter_map(|member| member.waits());
         let waits = waits.min().map(|(since, what)| {
-            format!(
-                "it waits for {what} since {:.1} s",
-                since.elapsed().as_secs_f64()
-            )
+            format!("it waits for {what} since {}", Span::rough(since.elapsed()))
         });
         let describe = |record: &Record| {
             let place = (record.group, record.tag);

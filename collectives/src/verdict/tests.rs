@@ -302,8 +302,8 @@ fn a_deadline_says_what_late_ranks_do_instead() {
     let mut verdict = verdict(ME, start, WORD);
     verdict.does(Rank(2), "it sleeps".to_owned(), start);
     let error = verdict.late(now, vec![Rank(1), Rank(2)]).to_string();
-    let expected = "all_reduce(sum) of 5 f32 did not end within 1.500 s; late: ranks 1, 2; rank 2: it sleeps (as it \
-                    said 1.5 s ago)";
+    let expected = "all_reduce(sum) of 5 f32 did not end within 1.5s; late: ranks 1, 2; rank 2: it sleeps (as it \
+                    said 1.5s ago)";
     assert_eq!(error, expected);
     let own = verdict.late(now, Vec::new());
     assert_eq!(own.culprit_rank(), Some(ME));

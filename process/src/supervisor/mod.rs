@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use kolo_transport::frame::FrameError;
 use kolo_transport::local::ControlSocket;
+use kolo_transport::wire::span::Span;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_bytes::ByteBuf;
 use tokio::sync::{Notify, OnceCell, oneshot, watch};
@@ -204,7 +205,7 @@ impl Warden {
             )),
             Ok(Ok(Some(_)) | Err(_)) => Some("said something else".to_owned()),
             Ok(Ok(None)) => Some(host.how_it_ended().await),
-            Err(_) => Some(format!("said nothing for {} s", START_DEADLINE.as_secs())),
+            Err(_) => Some(format!("said nothing for {}", Span(START_DEADLINE))),
         };
         if let Some(reason) = reason {
             host.kill();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kolo_collectives::{CollectiveError, Generation, Rank};
+use kolo_transport::wire::span::Span;
 
 use super::Cause;
 
@@ -112,7 +113,7 @@ pub enum NoGeneration {
     },
     /// No generation was formed in the time that the job allows for that. The log of the head says what it waited for: often for
     /// hosts, because fewer ranks are left than the job's minimum.
-    #[error("no generation after {generation} came within {} s", .waited.as_secs_f64())]
+    #[error("no generation after {generation} came within {}", Span(*.waited))]
     Late {
         /// The last generation.
         generation: Generation,

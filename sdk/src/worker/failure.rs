@@ -1,5 +1,6 @@
 //! Why a worker can't work.
 
+use kolo_transport::wire::span::Span;
 use std::time::Duration;
 
 use kolo_collectives::CollectiveError;
@@ -19,7 +20,7 @@ pub(crate) enum ControlError {
     Frame(FrameError),
     #[error("the node closed the control socket")]
     NodeGone,
-    #[error("the node sent no {what} within {} s", STEP.as_secs())]
+    #[error("the node sent no {what} within {}", Span(STEP))]
     Late { what: &'static str },
     #[error("the node sent {what} at the wrong time")]
     OutOfTurn { what: &'static str },

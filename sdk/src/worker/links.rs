@@ -15,6 +15,7 @@ use kolo_collectives::lane::{Connecting, Door, OneHost, Requesting, UnixLane};
 use kolo_collectives::{Acceptor, Connector, GroupId, Lane, LaneError, LinkHello};
 use kolo_transport::ids::Rank;
 use kolo_transport::local::ControlSocket;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{FromWorker, GenerationTable, Member};
 use tokio::sync::{oneshot, watch};
 
@@ -81,10 +82,10 @@ impl Links {
     fn no_table(&self) -> LaneError {
         LaneError::Timeout {
             reason: format!(
-                "rank {} did not learn the members of generation {} within {} s",
+                "rank {} did not learn the members of generation {} within {}",
                 self.own.rank,
                 self.own.generation,
-                self.limit.as_secs_f64()
+                Span(self.limit)
             ),
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use kolo_collectives::lane::{Door, Terms};
 use kolo_collectives::{Acceptor, LaneError};
 use kolo_transport::Identity;
+use kolo_transport::wire::span::Span;
 use tokio::sync::watch;
 
 use super::links::Links;
@@ -72,10 +73,7 @@ async fn terms(
     limit: Duration,
 ) -> Result<Terms, LaneError> {
     let nobody = || LaneError::Timeout {
-        reason: format!(
-            "this worker was in no generation for {} s",
-            limit.as_secs_f64()
-        ),
+        reason: format!("this worker was in no generation for {}", Span(limit)),
     };
     let found = tokio::time::timeout(limit, present.wait_for(Option::is_some)).await;
     let Ok(Ok(Some((links, acceptor)))) = found.map(|found| found.map(|there| there.clone()))

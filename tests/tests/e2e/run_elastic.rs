@@ -394,8 +394,7 @@ async fn fewer_workers_than_the_fewest_end_the_job_after_the_elastic_timeout() {
     cluster.kill_node(1).unwrap();
     let (_, err, code) = end(started).await;
     assert_eq!(code, 1, "{err}");
-    let expected =
-        "there is room for 2 workers; needed are at least 3, and no more came within 1 s";
+    let expected = "there is room for 2 workers; needed are at least 3, and no more came within 1s";
     assert!(err.contains(expected), "{err}");
     assert!(err.contains("; the last failure: rank 2 on b "), "{err}");
     cluster.stop().await.unwrap();

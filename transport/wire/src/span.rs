@@ -54,6 +54,16 @@ fn read(text: &str) -> Option<Duration> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
+impl Span {
+    /// What was measured, and is of interest to a tenth of a second: of more than a second, the rest is left out.
+    #[must_use]
+    pub fn rough(span: Duration) -> Self {
+        let ms = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        let shown = if ms < 1000 { ms } else { ms / 100 * 100 };
+        Self(Duration::from_millis(shown))
+    }
+}
+
 impl Display for Span {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let ms = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use kolo_wire::span::Span;
 use kolo_wire::{Kept, ids};
 
 use super::end::End;
@@ -358,11 +359,11 @@ impl Budget {
         let recent = |at: &&Instant| now.saturating_duration_since(**at) < window;
         let failures = self.restarts.iter().filter(recent).count();
         (failures > most as usize).then(|| {
-            let seconds = window.as_secs_f64();
+            let window = Span(window);
             (
                 End::TooManyRestarts,
                 format!(
-                    "{failures} failures within {seconds} s, allowed are {most} (restarts_within); the first since the \
+                    "{failures} failures within {window}, allowed are {most} (restarts_within); the first since the \
                      last commit: {cause}"
                 ),
             )

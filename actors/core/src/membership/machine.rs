@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use kolo_wire::Kept;
 use kolo_wire::ids;
+use kolo_wire::span::Span;
 
 use super::action::Action;
 use super::budget::Budget;
@@ -267,10 +268,9 @@ impl Membership {
                     }
                     Due::Late(late) => {
                         let number = formation.generation().number();
-                        let seconds = self.limits.ack_timeout.as_secs_f64();
+                        let limit = Span(self.limits.ack_timeout);
                         for process in late {
-                            let why =
-                                format!("did not take generation {number} within {seconds} s");
+                            let why = format!("did not take generation {number} within {limit}");
                             self.give_up(now, process, Loss::Late(why));
                         }
                     }

@@ -7,6 +7,7 @@ mod restart;
 use std::time::Instant;
 
 use kolo_wire::ids::Slot;
+use kolo_wire::span::Span;
 
 use super::budget::Budget;
 use super::end::End;
@@ -399,15 +400,15 @@ impl<'a> View<'a> {
             };
             return decision(Choice::WaitUntil(deadline), reason);
         }
-        let seconds = self.limits.start_timeout.as_secs_f64();
+        let timeout = Span(self.limits.start_timeout);
         let mut reason = if is_program {
             format!(
-                "there is room for {ready} workers{misfit}; needed are at least {min}, and no more came within {seconds} s"
+                "there is room for {ready} workers{misfit}; needed are at least {min}, and no more came within {timeout}"
             )
         } else {
             format!(
                 "ready processes: {ready}{misfit}; needed are at least {min} (min_workers), and no more came within the start \
-                 timeout of {seconds} s"
+                 timeout of {timeout}"
             )
         };
         let late: Vec<String> = [State::Booting, State::Reserving]

@@ -266,7 +266,7 @@ fn a_late_member_is_asked_reported_and_in_the_end_named() {
         late: vec![Rank(1)],
         doing: vec![Missing {
             rank: Rank(1),
-            doing: "it reads (as it said 1.9 s ago)".to_owned(),
+            doing: "it reads (as it said 1.9s ago)".to_owned(),
         }],
     };
     assert_eq!(failed.cause, expected);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::future::join_all;
 use kolo_transport::descriptors::make_room;
 use kolo_transport::endpoint;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     ClusterInfo, HeadReply, HeadRequest, InterfacesQuery, NodeInfo, NodeReply, NodeRequest,
     PlacedNode,
@@ -364,9 +365,11 @@ fn skew(hostname: &str, theirs: SystemTime, ours: SystemTime) -> Finding {
         Ok(ahead) => (ahead, "ahead of"),
         Err(behind) => (behind.duration(), "behind"),
     };
-    let found = if apart < LARGE_SKEW {
-        let seconds = apart.as_secs_f64();
-        format!("that of {hostname} is {seconds:.3}s {which} this one")
+    let found = if apart < Duration::from_millis(10) {
+        format!("that of {hostname} agrees with this one")
+    } else if apart < LARGE_SKEW {
+        let apart = Span(apart);
+        format!("that of {hostname} is {apart} {which} this one")
     } else {
         // To the minute: two clocks are not read at the same moment.
         let span = human((apart.as_secs() + 30) / 60 * 60_000);
@@ -468,12 +471,8 @@ mod tests {
     fn clocks_that_differ_are_told_with_the_direction() {
         let ours = SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         for (theirs, level, part) in [
-            (ours, Level::Good, "0.000s ahead of"),
-            (
-                ours - Duration::from_secs(5),
-                Level::Warning,
-                "5.000s behind",
-            ),
+            (ours, Level::Good, "that of b agrees with this one"),
+            (ours - Duration::from_secs(5), Level::Warning, "5s behind"),
             (ours + Duration::from_secs(120), Level::Bad, "2m ahead of"),
         ] {
             let finding = skew("b", theirs, ours);

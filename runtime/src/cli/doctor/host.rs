@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use kolo_transport::wire::span::Span;
 use kolo_transport::{Credentials, interfaces};
 use rustix::net::sockopt;
 use rustix::process::{Resource, getrlimit};
@@ -146,7 +147,7 @@ fn clock(synchronized: &Path) -> Finding {
     if now < 1_763_683_200 {
         return Finding::bad(
             CHECK,
-            format!("it is {now} s after 1970"),
+            format!("it is {} after 1970", Span(Duration::from_secs(now))),
             "set the clock, and keep it right: `timedatectl set-ntp true`, chrony or ntpd; certificates are not valid yet",
         );
     }

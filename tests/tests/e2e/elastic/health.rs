@@ -56,7 +56,7 @@ async fn a_job_without_a_healthy_node_ends_and_says_why(
     let script = format!("echo $$ > '{}'; exec sleep 600", pid.display());
     let late = Duration::from_millis(400);
     for (program, within, why) in [
-        ("sh", late, "`sh` did not end within 0.4 s"),
+        ("sh", late, "`sh` did not end within 400ms"),
         ("no-such-check", SHORT, "`no-such-check` was not started"),
     ] {
         let builder = Executor::builder()

@@ -186,7 +186,7 @@ async fn a_group_below_its_minimum_ends_after_the_start_timeout_with_the_last_wo
     assert!(begun.elapsed() >= timeout / 2, "{error}");
     let text = error.to_string();
     assert!(
-        text.contains("min_workers") && text.contains("start timeout of 4 s"),
+        text.contains("min_workers") && text.contains("start timeout of 4s"),
         "{text}"
     );
     assert!(text.contains("exit code 7"), "{text}");

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{Generation, NodeId, Rank, Slot};
+use kolo_wire::span::Span;
 use kolo_wire::{
     JobEvent, JobState, NodeEvent, NodeReply, NodeRequest, RankFailure, Refusal, RefusalKind,
     SubmitFrame, WorkerState,
@@ -382,9 +383,9 @@ impl Fixed {
 
     /// Fails the job because of its start timeout, naming those who did not come.
     fn start_timed_out(&self, job: &mut Base) {
-        let seconds = job.spec.start_timeout_ms as f64 / 1000.0;
+        let timeout = Span(Duration::from_millis(job.spec.start_timeout_ms));
         let mut message =
-            format!("the group was not ready within its start timeout of {seconds} s: ");
+            format!("the group was not ready within its start timeout of {timeout}: ");
         match job.phase {
             Phase::Reserve => {
                 let missing = listed(&job.parts.names(|part| part.hold == Hold::Reserving));

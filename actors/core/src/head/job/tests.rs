@@ -199,7 +199,7 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
         then(&mut run);
         assert_eq!(
             run.job.info(Duration::ZERO).reason.unwrap(),
-            format!("the group was not ready within its start timeout of 0.5 s: {expected}")
+            format!("the group was not ready within its start timeout of 500ms: {expected}")
         );
         // What comes then is given back.
         let asked = run.asked();

@@ -16,6 +16,7 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::{JobId, NodeId, Slot};
+use kolo_wire::span::Span;
 use kolo_wire::{
     HeadReply, NodeEvent, NodeRegistration, NodeRequest, Obituary, Refusal, RefusalKind,
 };
@@ -251,7 +252,7 @@ impl HeadCore {
 
     fn check_leases(&mut self) {
         for (node, session, silent) in self.registry.expired(self.now.awake) {
-            let reason = format!("no heartbeat for {:.1} s", silent.as_secs_f64());
+            let reason = format!("no heartbeat for {}", Span::rough(silent));
             self.lose(node, session, &reason, Fence::Lease);
         }
         self.agenda.set(Timer::Leases, self.registry.next_expiry());

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kolo_wire::ids::Slot;
+use kolo_wire::span::Span;
 
 use super::super::action::Action;
 use super::super::formation::Formation;
@@ -109,8 +110,8 @@ impl Membership {
             .first_booting()
             .filter(|seat| now >= seat.since + timeout)
         {
-            let (process, seconds) = (seat.process(), timeout.as_secs_f64());
-            let why = format!("not ready within the start timeout of {seconds} s");
+            let (process, timeout) = (seat.process(), Span(timeout));
+            let why = format!("not ready within the start timeout of {timeout}");
             self.give_up(now, process, Loss::Late(why));
         }
     }

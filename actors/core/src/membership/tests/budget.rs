@@ -98,7 +98,7 @@ fn limits_of_restarts_are_exceeded_by_one_more() {
     };
     assert_eq!(fail(&mut budget, 1), None);
     assert_eq!(fail(&mut budget, 5), None);
-    let why = "3 failures within 10 s, allowed are 2 (restarts_within); the first since the last commit: failure after 1 s";
+    let why = "3 failures within 10s, allowed are 2 (restarts_within); the first since the last commit: failure after 1 s";
     let exceeded = |how, why: &str| Some((how, why.to_owned()));
     assert_eq!(fail(&mut budget, 9), exceeded(End::TooManyRestarts, why));
     // The first one is old by now; but these are too many without a commit.

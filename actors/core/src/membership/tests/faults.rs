@@ -48,7 +48,7 @@ fn a_hung_worker_does_not_block_the_barrier() {
     assert!(bed.is_idle());
     bed.pass(s(10));
     assert_eq!(bed.slots(), [1, 3]);
-    let why = "late: did not take generation 2 within 10 s";
+    let why = "late: did not take generation 2 within 10s";
     assert!(bed.done.contains(&stop(process(2, 1), why)));
 }
 
@@ -67,7 +67,7 @@ fn a_healthy_host_is_not_condemned_for_a_late_rank() {
     // It does not come either. That is no proof against its host, on which it is tried again.
     bed.pass(s(30));
     assert_eq!(bed.membership.budget().cooling(bed.now), [host(1)].into());
-    let why = "late: not ready within the start timeout of 30 s";
+    let why = "late: not ready within the start timeout of 30s";
     assert!(bed.done.contains(&stop(process(1, 2), why)));
     assert!(bed.done.contains(&start(process(1, 3), 2)));
 }

@@ -195,7 +195,7 @@ fn below_the_minimum_the_job_waits_for_the_start_timeout_and_ends() {
     case.now = deadline.checked_sub(ms(1)).unwrap();
     assert_eq!(case.choice(), Choice::WaitUntil(deadline));
     case.now = deadline;
-    let why = "ready processes: 1; needed are at least 2 (min_workers), and no more came within the start timeout of 30 s; \
+    let why = "ready processes: 1; needed are at least 2 (min_workers), and no more came within the start timeout of 30s; \
                late: process 1 of slot 1 on h2";
     case.ends(End::BelowMin, &[why]);
 }

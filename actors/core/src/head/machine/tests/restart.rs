@@ -68,7 +68,7 @@ fn room_that_a_job_has_itself_is_not_that_of_other_jobs() {
     let message = world.refusal(job).message;
     assert!(
         message.starts_with(
-            "there is room for 3 workers; needed are at least 5, and no more came within 1 s"
+            "there is room for 3 workers; needed are at least 5, and no more came within 1s"
         ),
         "{message}"
     );
