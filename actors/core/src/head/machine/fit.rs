@@ -59,6 +59,7 @@ pub(super) fn missing(
 ) -> String {
     let spec = running.job.spec();
     let all = of_size(spec.placement, wanted);
+    let has_some = offers.iter().any(|offer| there(offer.node) > 0);
     // What the job has itself is not there when others have ended.
     for offer in &mut offers {
         let own = spec.per_worker.times(there(offer.node));
@@ -67,6 +68,7 @@ pub(super) fn missing(
         }
     }
     let mut why = match place(all, &spec.per_worker, &offers) {
+        Err(error) if has_some => format!("beside those that it has, {error}"),
         Err(error) => error.to_string(),
         Ok(_) => "its nodes take no more workers of it".to_owned(),
     };
