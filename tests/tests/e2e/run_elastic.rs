@@ -420,8 +420,9 @@ fn test_launch_elastic_worker_raise_exception() {
     let out = run(&words(OPTIONS), &format!("[ $RANK = 1 ] && exit 9; {WAIT}"));
     assert_eq!(code(&out), 9, "{out:?}");
     let err = text(&out.stderr);
-    // When the group is stopped, and at the end.
-    assert_eq!(err.matches("rank 1 on ").count(), 2, "{err}");
+    // At the end, and when the group is stopped if all of it ran by then.
+    let told = err.matches("rank 1 on ").count();
+    assert!((1..=2).contains(&told), "{err}");
     assert!(!err.contains("rank 0 on "), "{err}");
     assert!(!err.contains("is started anew"), "{err}");
 }
