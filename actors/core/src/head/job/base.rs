@@ -1,4 +1,4 @@
-//! What every job has, whether its members may change or not.
+//! The state that every job has, whether its members may change or not.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -45,8 +45,8 @@ pub(super) enum Rendezvous {
     Open(SocketAddr),
 }
 
-/// What every job has. Each field is of the job as a whole, so that there are more than fifteen: what is of a node, of a seat, or of
-/// the end has a type of its own.
+/// The state that every job has. It has more than fifteen fields, for each is of the job as a whole: the state of a node, of a seat
+/// and of the end have types of their own.
 #[derive(Debug)]
 pub(super) struct Base {
     pub(super) id: JobId,
@@ -62,7 +62,7 @@ pub(super) struct Base {
     pub(super) seats: BTreeMap<Slot, Seat>,
     /// The generation that is being formed for the first time, or that was active last. 0 if an elastic job had none.
     pub(super) generation: Generation,
-    /// What nodes were told last, or are being told.
+    /// The table that nodes were told last, or are being told.
     pub(super) published: Option<Arc<GenerationTable>>,
     pub(super) rendezvous: Rendezvous,
     pub(super) net: Net,
@@ -120,7 +120,7 @@ impl Base {
         self.spec.installed.is_some()
     }
 
-    /// What happens to processes at a change.
+    /// The fate of the processes at a change of members.
     pub(super) fn on_change(&self) -> OnChange {
         let elastic = self.spec.elastic.as_ref();
         elastic.map(|elastic| elastic.on_change).unwrap_or_default()
@@ -283,7 +283,7 @@ impl Base {
         Err(Refusal::new(kind, text))
     }
 
-    /// What the workers of a job of this size have in common.
+    /// The environment that all workers of a job of this size have in common.
     pub(super) fn common_env(&self, world_size: u32) -> JobEnv {
         let is_loopback = |part: &Part| part.site.address.ip().is_loopback();
         JobEnv {

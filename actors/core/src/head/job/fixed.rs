@@ -18,7 +18,7 @@ use super::parts::{Hold, Part, Push};
 use super::seat::Seat;
 use crate::ranks::{Registration, RegistrationError};
 
-/// What a job of changing members does without.
+/// The state of a job whose members never change, beside the state that every job has.
 #[derive(Debug)]
 pub(super) struct Fixed {
     start_deadline: Instant,

@@ -1,4 +1,4 @@
-//! What membership has not heard yet.
+//! Facts that the membership has not heard yet.
 
 use kolo_wire::Exit;
 use kolo_wire::ids::{Generation, Slot};

@@ -43,7 +43,7 @@ use crate::membership::{
 /// failure.
 const MAX_WORDS: usize = 256;
 
-/// What a job that never changes its members does without.
+/// The state of a job whose members come and go, beside the state that every job has.
 #[derive(Debug)]
 pub(super) struct Elastic {
     membership: Membership,
