@@ -20,8 +20,6 @@ mod fall;
 mod fixed;
 #[cfg(test)]
 pub(crate) mod fixtures;
-#[cfg(test)]
-mod limits;
 mod messages;
 mod network;
 mod parts;
@@ -33,6 +31,8 @@ mod seat;
 mod tests;
 #[cfg(test)]
 mod tests_horovod;
+#[cfg(test)]
+mod tests_limits;
 #[cfg(test)]
 mod tests_network;
 #[cfg(test)]
