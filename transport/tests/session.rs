@@ -7,7 +7,7 @@ use std::future::Future;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::mpsc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::lent::block_on;
@@ -317,6 +317,36 @@ async fn what_the_handler_does_wrong_is_told_apart() {
         assert!(matches!(refused, HeadReply::Refused(_)));
     };
     within(async { tokio::join!(serve, ask) }).await;
+}
+
+/// The answer comes while the request is being written. A writer that waits for room by then must be woken.
+#[tokio::test]
+async fn a_request_that_is_refused_before_it_is_read_ends_at_once() {
+    let cluster = Cluster::new();
+    let pair = cluster.pair().await;
+    let server = pair.server.clone();
+    let serve = async move {
+        while let Ok(mut stream) = server.accept(Limits::JOIN).await {
+            stream.recv.expect::<HeadRequest>().await.unwrap_err();
+            stream.recv.stop(CloseCode::TooLarge);
+            let refusal = Refusal::new(RefusalKind::TooLarge, "too long");
+            let refusal = HeadReply::Refused(refusal);
+            stream.send.send(&refusal, &[]).await.unwrap();
+        }
+    };
+    let serving = tokio::spawn(serve);
+    let long = HeadRequest::SignWorker {
+        job: kolo_transport::ids::JobId(1),
+        slot: kolo_transport::ids::Slot(0),
+        csr: vec![0; 3 << 20],
+    };
+    for _ in 0..100 {
+        let begun = Instant::now();
+        let refused: HeadReply = within(pair.client.request(&long, LONG)).await.unwrap();
+        assert!(matches!(refused, HeadReply::Refused(_)));
+        assert!(begun.elapsed() < LONG, "only the deadline has woken it");
+    }
+    serving.abort();
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ mod bytes;
 mod connection;
 mod request;
 mod stream;
+mod writer;
 
 pub use bytes::ByteStream;
 pub use connection::Connection;

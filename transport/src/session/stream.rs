@@ -1,7 +1,6 @@
 //! One bidirectional stream of frames.
 
-use std::future::Future;
-use std::pin::pin;
+use std::future::{Future, poll_fn};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::writer::Writer;
 use crate::end::{CloseCode, StreamEnd};
 use crate::frame::{Frame, FrameError, FrameReader, FrameWriter, Limits, encode_head};
 use crate::runtime::TransportRuntime;
@@ -30,7 +30,7 @@ impl Stream {
     ) -> Self {
         Self {
             send: FrameSender {
-                writer: FrameWriter::new(send),
+                writer: FrameWriter::new(Writer::new(send)),
                 runtime: runtime.clone(),
             },
             recv: FrameReceiver {
@@ -53,7 +53,7 @@ impl Stream {
 /// [`FrameSender::reset`] it first.
 #[derive(Debug)]
 pub struct FrameSender {
-    writer: FrameWriter<quinn::SendStream>,
+    writer: FrameWriter<Writer>,
     /// Keeps the runtime alive as long as the stream is used.
     runtime: TransportRuntime,
 }
@@ -98,11 +98,11 @@ impl FrameSender {
     ///
     /// As [`FrameSender::send`].
     pub async fn send_chunks(&mut self, chunks: &mut [Bytes]) -> Result<(), FrameError> {
-        self.writer
-            .stream_mut()
-            .write_all_chunks(chunks)
-            .await
-            .map_err(|error| crate::frame::io(error.into()))
+        let mut taken = 0;
+        while taken < chunks.len() {
+            taken += poll_fn(|cx| self.poll_send_chunks(cx, &mut chunks[taken..])).await?;
+        }
+        Ok(())
     }
 
     /// Gives the stream as many bytes of encoded frames as it takes without waiting: all, or what its window
@@ -119,12 +119,8 @@ impl FrameSender {
         cx: &mut Context<'_>,
         chunks: &mut [Bytes],
     ) -> Poll<Result<usize, FrameError>> {
-        // The future keeps nothing that it has not told, so that it may be dropped.
-        let written = pin!(self.writer.stream_mut().write_chunks(chunks));
-        written
-            .poll(cx)
-            .map_ok(|written| written.chunks)
-            .map_err(|error| crate::frame::io(error.into()))
+        let taken = self.writer.stream_mut().poll_chunks(cx, chunks);
+        taken.map_err(|error| crate::frame::io(error.into()))
     }
 
     /// Sends frames that are encoded already, by [`crate::frame::encode`]: many in one write.
@@ -136,27 +132,31 @@ impl FrameSender {
         self.writer.send_encoded(frames).await
     }
 
+    fn stream(&mut self) -> &mut quinn::SendStream {
+        self.writer.stream_mut().stream_mut()
+    }
+
     /// Says that nothing follows. What was sent is still delivered. Does nothing if the stream has ended.
     pub fn finish(&mut self) {
         // An error only says that it has ended already.
-        drop(self.writer.stream_mut().finish());
+        drop(self.stream().finish());
     }
 
     /// Ends the stream at once; the peer's next read fails with `code`. Does nothing if the stream has ended.
     pub fn reset(&mut self, code: CloseCode) {
-        drop(self.writer.stream_mut().reset(code.varint()));
+        drop(self.stream().reset(code.varint()));
     }
 
     /// Streams with a higher priority go first; 0 is the start value. Does nothing if the stream has ended.
     pub fn set_priority(&mut self, priority: i32) {
-        drop(self.writer.stream_mut().set_priority(priority));
+        drop(self.stream().set_priority(priority));
     }
 
     /// Waits until the peer does not want any more: how a request's handler learns that it was cancelled.
     ///
     /// The future does not borrow the sender. Cancel safe.
     pub fn stopped(&self) -> impl Future<Output = StreamEnd> + Send + 'static {
-        let stopped = self.writer.stream_ref().stopped();
+        let stopped = self.writer.stream_ref().stream().stopped();
         async move {
             match stopped.await {
                 Ok(Some(code)) => StreamEnd::Stopped(code.into()),
