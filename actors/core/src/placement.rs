@@ -11,6 +11,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::NodeId;
 use kolo_wire::{Milli, Placement, Refusal, RefusalKind, Resources, Shortage};
 
@@ -91,15 +92,34 @@ pub enum PlacementError {
     #[error("{0}")]
     Unplaceable(Box<Unplaceable>),
     /// A node that was asked for by its id is not there, or has too little room. Wait for other jobs, or ask for less.
-    #[error("{0}")]
-    Layout(String),
+    #[error("{text}")]
+    Layout {
+        /// What is said of it.
+        text: String,
+        /// Whether there would be room if no other job ran.
+        fits_when_idle: bool,
+    },
+}
+
+impl PlacementError {
+    /// Whether there would be room if no other job ran.
+    #[must_use]
+    pub fn fits_when_idle(&self) -> bool {
+        match self {
+            Self::Size { .. } => false,
+            Self::Unplaceable(unplaceable) => unplaceable.fits_when_idle(),
+            Self::Layout { fits_when_idle, .. } => *fits_when_idle,
+        }
+    }
 }
 
 impl From<PlacementError> for Refusal {
     fn from(error: PlacementError) -> Self {
         let kind = match error {
             PlacementError::Size { .. } => RefusalKind::Invalid,
-            PlacementError::Unplaceable(_) | PlacementError::Layout(_) => RefusalKind::Unplaceable,
+            PlacementError::Unplaceable(_) | PlacementError::Layout { .. } => {
+                RefusalKind::Unplaceable
+            }
         };
         Self::new(kind, error.to_string())
     }
@@ -128,39 +148,49 @@ pub struct Unplaceable {
     pub is_capped: bool,
 }
 
+impl Unplaceable {
+    fn fits_when_idle(&self) -> bool {
+        let needed = match self.placement {
+            Placement::Pack { workers } => workers,
+            Placement::Spread { hosts, .. } => hosts,
+        };
+        self.available_when_idle >= needed.into()
+    }
+}
+
 impl fmt::Display for Unplaceable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let needed = match self.placement {
+        match self.placement {
             Placement::Pack { workers } => {
                 write!(
                     f,
-                    "requested {workers} {} with {} each: room for {} on {}",
-                    if workers == 1 { "worker" } else { "workers" },
-                    self.per_worker,
+                    "requested {}: room for {} on {}",
+                    with_each(workers, &self.per_worker),
                     self.available,
-                    nodes(self.nodes)
+                    Counted(self.nodes, "node")
                 )?;
-                u64::from(workers)
             }
             Placement::Spread { hosts, slots } => {
                 write!(
                     f,
-                    "requested {hosts} nodes with {slots} workers of {} each: {} of {} have room",
+                    "requested {} with {} of {} each: {} of {} have room",
+                    Counted(hosts, "node"),
+                    Counted(slots, "worker"),
                     self.per_worker,
                     self.available,
-                    nodes(self.nodes)
+                    Counted(self.nodes, "node")
                 )?;
-                u64::from(hosts)
             }
-        };
+        }
         for short in &self.short {
             write!(f, "\n  {short}")?;
         }
         if self.more_short > 0 {
-            write!(f, "\n  {} more have too little of", nodes(self.more_short))?;
+            let more = Counted(self.more_short, "more node");
+            write!(f, "\n  {more} with too little of")?;
             for (index, (resource, short)) in self.by_resource.iter().enumerate() {
                 f.write_str(if index == 0 { " " } else { ", " })?;
-                write!(f, "{resource} (on {} in all)", nodes(*short))?;
+                write!(f, "{resource} (on {} in all)", Counted(*short, "node"))?;
             }
         }
         if self.is_capped {
@@ -169,20 +199,23 @@ impl fmt::Display for Unplaceable {
                 "\n  a node takes at most {MAX_PER_NODE} workers of a job"
             )?;
         }
-        if self.available_when_idle >= needed {
-            f.write_str("\n  it fits when other jobs have ended")
-        } else {
-            write!(
-                f,
-                "\n  without other jobs it would be {}: add nodes or ask for less",
-                self.available_when_idle
-            )
-        }
+        let outlook = outlook(self.fits_when_idle(), self.available_when_idle, "add nodes");
+        write!(f, "\n  {outlook}")
     }
 }
 
-fn nodes(count: usize) -> String {
-    format!("{count} node{}", if count == 1 { "" } else { "s" })
+/// What becomes of too little room when no other job runs.
+fn outlook(fits: bool, when_idle: u64, remedy: &str) -> String {
+    if fits {
+        return "it fits when other jobs have ended".to_owned();
+    }
+    format!("without other jobs it would be {when_idle}: {remedy}, or ask for less")
+}
+
+/// `1 worker with 2 cpus`, `3 workers with 2 cpus each`.
+fn with_each(workers: u32, per_worker: &Resources) -> String {
+    let each = if workers == 1 { "" } else { " each" };
+    format!("{} with {per_worker}{each}", Counted(workers, "worker"))
 }
 
 /// Places a group on the nodes of `offers`, which are alive and in order of registration.
@@ -306,17 +339,28 @@ pub fn lay_out(
                 .iter()
                 .find(|offer| offer.node == *node)
                 .ok_or_else(|| {
-                    PlacementError::Layout(format!(
-                        "{node}, on which {workers} of the workers are to be, is lost or takes no new work; `kolo status` shows the nodes"
-                    ))
+                    let workers = Counted(*workers, "worker");
+                    let why = "is lost or takes no new work; `kolo status` shows the nodes";
+                    PlacementError::Layout {
+                        text: format!("{node}, which is to have {workers}, {why}"),
+                        fits_when_idle: false,
+                    }
                 })?;
             let room = offer.room(per_worker);
             if room < *workers {
-                return Err(PlacementError::Layout(format!(
-                    "{} ({node}) is asked for {workers} workers with {per_worker} each and has room for {room}; it has {} in \
-                     all, of which {} are free",
-                    offer.hostname, offer.total, offer.available
-                )));
+                let when_idle = offer.total.count(per_worker).min(offer.most);
+                let fits_when_idle = when_idle >= *workers;
+                return Err(PlacementError::Layout {
+                    text: format!(
+                        "requested {} on {} ({node}): room for {room}; it has {}, free: {}\n  {}",
+                        with_each(*workers, per_worker),
+                        offer.hostname,
+                        offer.total,
+                        offer.available,
+                        outlook(fits_when_idle, when_idle.into(), "give more nodes")
+                    ),
+                    fits_when_idle,
+                });
             }
             Ok(*share)
         })

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kolo_wire::Member;
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::{CrossRank, Incarnation, LocalRank, NodeId, Rank, Slot};
 
 /// The largest world that kolo builds: its table of members must fit in one frame.
@@ -275,7 +276,10 @@ impl<K: Clone + Ord> Registration<K> {
 pub enum AssignmentError {
     /// There are too few slots. Ask for fewer, or give more hosts or slots.
     #[error(
-        "requested at least {requested} workers, available are {available} slots on {hosts} hosts"
+        "requested at least {}, available: {} on {}",
+        Counted(*requested, "worker"),
+        Counted(*available, "slot"),
+        Counted(*hosts, "host")
     )]
     NotEnoughSlots {
         /// The least that is asked for.

@@ -14,6 +14,7 @@ use kolo_runtime::http::BearerSecret;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::memory;
+use kolo_runtime::settings::values::address;
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_runtime::{private_file, secret};
 use kolo_transport::identity::Role;
@@ -50,11 +51,11 @@ struct Args {
     state_dir: PathBuf,
 
     /// Where nodes and drivers connect (QUIC, so UDP). Port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7700")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7700", value_parser = address)]
     listen: SocketAddr,
 
     /// Where the HTTPS API listens. Without it there is none
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     http_listen: Option<SocketAddr>,
 
     /// File with a secret that gives the rights of a driver over HTTPS; needs --http-listen

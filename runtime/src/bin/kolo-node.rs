@@ -15,6 +15,7 @@ use kolo_runtime::node::default_listen;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
+use kolo_runtime::settings::values::{address, amount, number};
 use kolo_runtime::{
     Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource, private_file,
     secret,
@@ -68,20 +69,20 @@ struct Args {
 
     /// Where drivers connect (QUIC, so UDP). Port 0 takes a free one [default: a free port, on the loopback if the
     /// head is there and on all interfaces otherwise]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
 
     /// The address that others are told [default: where it listens, as seen from the head]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     advertise: Option<SocketAddr>,
 
     /// CPUs that it offers, in steps of 0.001 [default: those that it may use]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = amount)]
     cpus: Option<f64>,
 
     /// GPUs that it offers: the first NUMBER of CUDA_VISIBLE_DEVICES, or else devices 0 to NUMBER-1 [default: all of
     /// CUDA_VISIBLE_DEVICES, or /dev/nvidia*]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = number)]
     gpus: Option<u32>,
 
     /// Another resource that it offers; may be given many times

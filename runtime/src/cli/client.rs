@@ -16,7 +16,7 @@ use kolo_transport::session::Connection;
 use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeInfo, PlacedNode};
 
 use super::error::CliError;
-use super::ids::pick;
+use super::ids::{nodes_meant, pick};
 use super::link::Link;
 use crate::private_file;
 
@@ -272,24 +272,14 @@ impl Client {
         jobs.pop().ok_or(CliError::NoSuchJob(id))
     }
 
-    /// The node that is meant: by its hostname, or by the start of its id, if that is `node-` and digits. `None` if that is none or
-    /// several, of which the head tells.
+    /// The node that is [meant](nodes_meant). `None` if that is none or several, of which the head tells.
     pub(super) async fn node_named(&self, text: &str) -> Result<Option<NodeInfo>, CliError> {
-        let mut nodes = self.cluster().await?.nodes;
-        let is_called = |node: &NodeInfo| node.hostname == text;
-        if nodes.iter().any(is_called) {
-            let is_there = |node: &NodeInfo| node.alive && is_called(node);
-            let only_there = nodes.iter().any(is_there);
-            nodes.retain(|node| is_called(node) && (node.alive || !only_there));
-        } else if text.starts_with("node-") {
-            let ids = nodes.iter().map(|node| node.node.to_string());
-            let found = pick("node", text, ids, "kolo status")?;
-            nodes.retain(|node| Some(node.node.to_string()) == found);
-        } else {
-            return Ok(None);
-        }
-        let first = nodes.pop();
-        Ok(first.filter(|_| nodes.is_empty()))
+        let nodes = self.cluster().await?.nodes;
+        let found = nodes_meant(text, &nodes)?;
+        Ok(match found[..] {
+            [node] => Some(node.clone()),
+            _ => None,
+        })
     }
 
     /// The id of the node that is meant, or the text as it is if [none is found](Self::node_named).

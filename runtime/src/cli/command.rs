@@ -54,12 +54,12 @@ pub(super) enum Command {
     Run(Box<super::run::args::Run>),
     /// Show the cluster and its nodes
     #[command(
-        after_help = "CPUS, GPUS and OTHER FREE are what is free of what there is. A node is alive, draining (it takes no new work, and jobs are\nstill there), drained (none is), left (it was stopped), lost (it is not heard), or revoked.\n\nExamples:\n  kolo status --watch"
+        after_help = "CPUS, GPUS and OTHER FREE are what is free of what there is. A node is alive, draining (it takes no new work, and jobs are still there), drained (none is), left (it was stopped), lost (it is not heard), or revoked.\n\nExamples:\n  kolo status --watch"
     )]
     Status(Status),
     /// Show all jobs, or the workers of one
     #[command(
-        after_help = "READY is how many members take calls, of how many, and +N the spares beside them. SUBMITTED and ENDED are how long\nago that was; `kolo jobs JOB` has the time of day (in UTC), and how long the job lasted. `-` stands for nothing: a job\nthat has ended has no ready members, and one that runs has no end.\n\nExamples:\n  kolo jobs\n  kolo jobs job-3f0a --watch"
+        after_help = "READY is how many members take calls, of how many, and +N the spares beside them. SUBMITTED and ENDED are how long ago that was; `kolo jobs JOB` has the time of day (in UTC), and how long the job lasted. `-` stands for nothing: a job that has ended has no ready members, and one that runs has no end.\n\nExamples:\n  kolo jobs\n  kolo jobs job-3f0a --watch"
     )]
     Jobs(Jobs),
     /// Print what a job's workers have written

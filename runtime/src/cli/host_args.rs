@@ -8,6 +8,7 @@ use clap::Args;
 use super::args::time;
 use super::error::CliError;
 use crate::hosts::{HostSlots, HostsError, List, own_name};
+use crate::settings::values::port;
 use crate::ssh::SshOptions;
 use crate::ssh::state::SshRecord;
 
@@ -94,7 +95,7 @@ pub(super) fn read(path: &Path, longest: u64) -> Result<String, String> {
 #[command(next_help_heading = "SSH")]
 pub(super) struct SshArgs {
     /// Port of the hosts' ssh servers [default: what ssh_config says, or 22]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub(super) ssh_port: Option<u16>,
     /// Private key to log in with [default: what ssh_config and the agent have]
     #[arg(long, value_name = "FILE")]

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use kolo_transport::wire::NodeInfo;
+
 use super::error::CliError;
+use crate::hosts::Machine;
 
 /// The fewest digits of a short id.
 const DIGITS: usize = 4;
@@ -25,7 +28,7 @@ pub(super) fn pick(
     let rest = text.strip_prefix(kind);
     let digits = rest.and_then(|rest| rest.strip_prefix('-')).unwrap_or(text);
     let digits = digits.to_ascii_lowercase();
-    if digits.is_empty() {
+    if digits.is_empty() || kind.starts_with(&digits) {
         return Err(CliError::Usage(format!(
             "`{}` is the start of every id of a {kind}; give some of the digits that `{list}` shows",
             text.escape_debug()
@@ -51,6 +54,54 @@ pub(super) fn pick(
     )))
 }
 
+/// The nodes that are meant by a hostname, of which those that are there count more, or by the start of an id, `node-` and digits.
+///
+/// # Errors
+///
+/// As [`pick`].
+pub(super) fn nodes_meant<'a>(
+    text: &str,
+    nodes: &'a [NodeInfo],
+) -> Result<Vec<&'a NodeInfo>, CliError> {
+    let machine = Machine::new(text, "");
+    let called = |node: &&NodeInfo| Machine::new(&node.hostname, "") == machine;
+    let mut found: Vec<&NodeInfo> = nodes.iter().filter(called).collect();
+    if found.iter().any(|node| node.alive) {
+        found.retain(|node| node.alive);
+    }
+    if found.is_empty() && text.starts_with("node-") {
+        let ids = nodes.iter().map(|node| node.node.to_string());
+        let id = pick("node", text, ids, "kolo status")?;
+        found.extend(
+            nodes
+                .iter()
+                .filter(|node| Some(node.node.to_string()) == id),
+        );
+    }
+    Ok(found)
+}
+
+/// A text for people, with the ids in it as short as they are told apart there. Those in paths stay.
+pub(super) fn shortened(text: &str) -> String {
+    let ids = parts(text).filter_map(|(id, _)| id);
+    Short::of(ids.map(str::to_owned)).within(text)
+}
+
+/// The words of a text with what follows them, and which of them are ids.
+fn parts(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
+    let is_other = |c: char| !(c.is_ascii_alphanumeric() || "-/.".contains(c));
+    text.split_inclusive(is_other).map(move |part| {
+        let word = part.trim_end_matches(|c| is_other(c) || c == '.');
+        let is_id = match word.split_once('-') {
+            Some(("job" | "node" | "driver", digits)) => {
+                digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit())
+            }
+            _ => false,
+        };
+        (is_id.then_some(word), part)
+    })
+}
+
 /// How ids are shown that stand in one list: as short as they are told apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Short {
@@ -59,10 +110,14 @@ pub(super) struct Short {
 
 impl Short {
     pub(super) fn of(ids: impl IntoIterator<Item = String>) -> Self {
-        let ids: BTreeSet<String> = ids.into_iter().collect();
+        let digits = |id: String| match id.split_once('-') {
+            Some((_, digits)) => digits.to_owned(),
+            None => id,
+        };
+        let ids: BTreeSet<String> = ids.into_iter().map(digits).collect();
         let alike = ids.iter().zip(ids.iter().skip(1)).map(|(one, next)| {
-            let same = one.bytes().zip(next.bytes()).take_while(|(a, b)| a == b);
-            same.count() - one.find('-').map_or(0, |at| at + 1)
+            let same = one.bytes().zip(next.bytes());
+            same.take_while(|(a, b)| a == b).count()
         });
         let digits = alike.max().map_or(DIGITS, |alike| DIGITS.max(alike + 1));
         Self { digits }
@@ -77,19 +132,11 @@ impl Short {
 
     /// A text whose ids are as short.
     pub(super) fn within(self, text: &str) -> String {
-        let is_other = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
-        let parts = text.split_inclusive(is_other).map(|part| {
-            let id = part.trim_end_matches(is_other);
-            match id.split_once('-') {
-                Some(("job" | "node" | "driver", digits))
-                    if digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit()) =>
-                {
-                    self.show(id) + &part[id.len()..]
-                }
-                _ => part.to_owned(),
-            }
+        let short = parts(text).map(|(id, part)| match id {
+            Some(id) => self.show(id) + &part[id.len()..],
+            None => part.to_owned(),
         });
-        parts.collect()
+        short.collect()
     }
 }
 
@@ -122,6 +169,10 @@ mod tests {
                 "`job-` is the start of every id of a job; give some of the digits that `kolo jobs` shows",
             ),
             (
+                "J",
+                "`J` is the start of every id of a job; give some of the digits that `kolo jobs` shows",
+            ),
+            (
                 "",
                 "`` is the start of every id of a job; give some of the digits that `kolo jobs` shows",
             ),
@@ -143,6 +194,11 @@ mod tests {
         assert_eq!(
             Short::of([]).within(text),
             "«a» (node-00f3): job-1, node-00f3a9c2d4e5b687x, driver-00f3"
+        );
+        let text = "one of node-00f3a9c2d4e5b687, node-00f3a8c2d4e5b687. See /tmp/job-00f3a9c2d4e5b687/0 of job-00f3a9c2d4e5b687.";
+        assert_eq!(
+            shortened(text),
+            "one of node-00f3a9, node-00f3a8. See /tmp/job-00f3a9c2d4e5b687/0 of job-00f3a9."
         );
     }
 }

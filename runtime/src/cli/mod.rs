@@ -96,7 +96,8 @@ pub fn run(
 /// Says why a command failed. Returns the exit code.
 fn tell(err: &mut dyn Write, error: &CliError, screen: Screen) -> u8 {
     let (cause, remedy) = error.cause_and_remedy();
-    let mut text = output::failure(&format!("kolo: {cause}"), screen);
+    let cause = ids::shortened(&format!("kolo: {cause}"));
+    let mut text = output::failure(&cause, screen);
     if let Some(remedy) = remedy {
         text.extend(["\n      ", &remedy]);
     }

@@ -10,6 +10,7 @@ use kolo_transport::wire::{HeadReply, HeadRequest, NodeDrain};
 use super::args::{Connect, Format, time};
 use super::client::Client;
 use super::error::CliError;
+use super::ids::shortened;
 use super::output::Output;
 use crate::http::dto;
 
@@ -55,9 +56,16 @@ pub(super) async fn run(
     out: &mut Output<'_>,
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
+    let mut is_there = true;
     let request = match &options.command {
         NodeCommand::Drain(drain) => HeadRequest::DrainNode {
-            node: client.node_name(&drain.name).await?,
+            node: match client.node_named(&drain.name).await? {
+                Some(node) => {
+                    is_there = node.alive;
+                    node.node.to_string()
+                }
+                None => drain.name.clone(),
+            },
             deadline_ms: u64::try_from(drain.deadline.as_millis()).unwrap_or(u64::MAX),
         },
         NodeCommand::Undrain { name } => HeadRequest::UndrainNode {
@@ -81,10 +89,16 @@ pub(super) async fn run(
     let drain = drain.ok_or_else(|| CliError::Answer("the head".to_owned()))?;
     match (format, &options.command) {
         (Format::Json, _) => out.json(&dto::Drain::from(&drain)),
+        (Format::Table, NodeCommand::Drain(_)) if !is_there => {
+            let NodeDrain { node, hostname, .. } = drain;
+            out.line(&shortened(&format!(
+                "{hostname} ({node}) is not there, as `kolo status` shows; if it comes back, it takes no new work"
+            )))
+        }
         (Format::Table, NodeCommand::Drain(options)) => drained(options, &drain, out),
         (Format::Table, NodeCommand::Undrain { .. }) => {
             let NodeDrain { node, hostname, .. } = drain;
-            out.line(&format!("{hostname} ({node}) takes work again"))
+            out.line(&shortened(&format!("{hostname} ({node}) takes work again")))
         }
     }
 }
@@ -96,22 +110,25 @@ fn drained(options: &Drain, drain: &NodeDrain, out: &mut Output<'_>) -> Result<(
         leaving,
         staying,
     } = drain;
-    out.line(&format!("{hostname} ({node}) takes no new work"))?;
+    let mut lines = vec![format!("{hostname} ({node}) takes no new work")];
     if !leaving.is_empty() {
-        out.line(&format!(
+        lines.push(format!(
             "  leave the node within {}: {}",
             Span(options.deadline),
             listed(leaving)
-        ))?;
+        ));
     }
     if !staying.is_empty() {
-        out.line(&format!(
+        lines.push(format!(
             "  stay there until they end: {}; `kolo stop` ends a job",
             listed(staying)
-        ))?;
+        ));
     }
     if leaving.is_empty() && staying.is_empty() {
-        out.line("  no job is there")?;
+        lines.push("  no job is there".to_owned());
+    }
+    for line in shortened(&lines.join("\n")).lines() {
+        out.line(line)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _, Write};
 use std::time::{Duration, SystemTime};
 
 use kolo_transport::wire::Stdio;
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use rustix::fd::BorrowedFd;
 use serde::Serialize;
@@ -149,7 +150,7 @@ impl<'a> Output<'a> {
         };
         let shown = heights().take_while(fits).count();
         self.bytes(&lines[..shown].concat())?;
-        let more = count(lines.len() - shown, "more line");
+        let more = Counted(lines.len() - shown, "more line");
         let more = self.toned(&format!("… {more}"), Tone::Faint);
         Ok(writeln!(self.out, "{more}")?)
     }
@@ -406,12 +407,6 @@ pub(super) fn failure(text: &str, screen: Screen) -> String {
     } else {
         text.to_owned()
     }
-}
-
-/// `1 node`, `2 nodes`.
-pub(super) fn count(number: usize, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
 }
 
 /// An age: whole seconds, if it has any.

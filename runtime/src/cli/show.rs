@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::{ClusterInfo, JobInfo, JobState, NodeInfo, RevokedMember, WorkerState};
 
 use super::args::{Connect, Format, Jobs, Status, Watch};
 use super::client::Client;
 use super::error::CliError;
 use super::ids::Short;
-use super::output::{Cell, Output, Tone, count, human, now_ms, timestamp};
+use super::output::{Cell, Output, Tone, human, now_ms, timestamp};
 use crate::http::dto::{self, NodeState};
 
 /// Shows something once, or again and again until this process is ended.
@@ -58,7 +59,7 @@ pub(super) async fn status(
             cluster.version,
             client.address(),
             human(cluster.uptime_ms),
-            count(cluster.running_jobs as usize, "running job"),
+            Counted(cluster.running_jobs, "running job"),
         ))?;
         if cluster.nodes.is_empty() {
             out.prose("no nodes have registered; start one by `kolo-node --head HOST:PORT --token-file FILE`")?;
@@ -282,8 +283,8 @@ fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
             job.state.to_string()
         },
         job.generation,
-        count(job.workers.len(), "worker"),
-        count(placed_on(job), "node"),
+        Counted(job.workers.len(), "worker"),
+        Counted(placed_on(job), "node"),
     ))?;
     if let Some(reason) = &job.reason {
         for line in reason.lines() {

@@ -17,6 +17,7 @@ mod file;
 pub mod logging;
 pub(crate) mod manual;
 pub mod size;
+pub mod values;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,5 +1,6 @@
 //! What can go wrong with hosts.
 
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use std::fmt::Write as _;
 use std::io;
@@ -234,7 +235,11 @@ impl UpError {
 }
 
 fn hosts(failed: &[(String, HostError)], of: usize, left: &[HostSlots]) -> String {
-    let mut text = format!("{} of {of} hosts did not come up", failed.len());
+    let mut text = format!(
+        "{} of {} did not come up",
+        failed.len(),
+        Counted(of, "host")
+    );
     for (host, error) in failed {
         let _ = write!(text, "\n  {host}: {error}");
     }

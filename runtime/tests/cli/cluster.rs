@@ -206,7 +206,7 @@ fn a_job_is_stopped_by_the_start_of_its_id() {
 
     let line = fake.kolo(&["stop", "job-ab"]).bad(2);
     assert!(
-        line.contains("is the start of 2 jobs: job-ab00000000000000, job-abcd"),
+        line.contains("is the start of 2 jobs: job-ab00, job-abcd;"),
         "{line}"
     );
     for args in [
@@ -300,7 +300,7 @@ fn somebody_else_at_the_address_is_not_believed() {
     let node = fake.node(NodeId(30), Logs::Kept(Vec::new()));
     let address = node.endpoint.local_addr().to_string();
     let line = fake.kolo(&["status", "--head", &address]).bad(4);
-    assert!(line.contains("node-000000000000001e"), "{line}");
+    assert!(line.contains(" is node-0000, "), "{line}");
 
     let other = Fake::new();
     let line = fake.kolo(&["status", "--head", &other.address()]).bad(5);
@@ -484,7 +484,7 @@ box (node-000000000000001e) takes no new work
     });
     assert_eq!(
         fake.kolo(&["node", "undrain", "box"]).good(),
-        "box (node-000000000000001e) takes work again\n"
+        "box (node-0000) takes work again\n"
     );
     // The same shape, and the job stays.
     let again = fake.kolo(&["node", "undrain", "box", "--format", "json"]);

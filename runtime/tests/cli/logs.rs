@@ -102,10 +102,7 @@ fn what_is_not_there_is_told() {
     );
     two_nodes(&fake, Logs::Refused(refusal), Logs::Kept(Vec::new()));
     let line = fake.kolo(&["logs", "job-ab", "--rank", "7"]).bad(2);
-    assert_eq!(
-        line,
-        "job-ab00000000000000 has no rank 7; its ranks are 0 to 3"
-    );
+    assert_eq!(line, "job-ab00 has no rank 7; its ranks are 0 to 3");
     let line = fake.kolo(&["logs", "job-ab", "--rank", "0"]).bad(3);
     assert!(
         line.starts_with("box (node-")
@@ -129,8 +126,7 @@ fn a_node_that_is_gone_does_not_hide_the_others() {
         "{ran:?}"
     );
     assert!(
-        ran.err
-            .contains("box (node-000000000000001f) can't be reached"),
+        ran.err.contains("box (node-0000) can't be reached"),
         "{ran:?}"
     );
 }
@@ -201,7 +197,7 @@ fn a_node_that_ends_the_connection_while_it_is_followed_is_told() {
     let (code, said) = ended(child);
     assert_eq!(code, 4, "{said}");
     assert!(
-        said.contains("box (node-000000000000001e)") && said.contains("going down"),
+        said.contains("box (node-0000)") && said.contains("going down"),
         "{said}"
     );
 }

@@ -182,7 +182,7 @@ fn a_rank_that_always_fails_uses_up_the_restarts_and_its_exit_code_is_the_comman
     assert!(!tries.contains(&"try 3".to_owned()), "{tries:?}");
     let err = text(&out.stderr);
     assert!(
-        err.contains("3 failures, allowed restarts: 2 (max_restarts); the first: "),
+        err.contains("3 failures, allowed restarts: 2 (--max-restarts); the first: "),
         "{err}"
     );
     assert!(
@@ -448,5 +448,5 @@ fn test_reset_limit() {
     let out = run(&options, "echo try $TORCHELASTIC_RESTART_COUNT; exit 4");
     assert_eq!(code(&out), 4, "{out:?}");
     assert_eq!(lines(&out.stdout), ["try 0", "try 1"]);
-    assert!(text(&out.stderr).contains("(reset_limit)"), "{out:?}");
+    assert!(text(&out.stderr).contains("(--reset-limit)"), "{out:?}");
 }

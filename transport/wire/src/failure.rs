@@ -78,8 +78,12 @@ impl fmt::Display for RankFailure {
         if self.was_not_started() {
             write!(f, "rank {rank} on {hostname} was not started")?;
         } else {
-            let (pid, exit) = (self.pid, self.exit);
-            write!(f, "rank {rank} on {hostname} (pid {pid}) ended with {exit}")?;
+            write!(f, "rank {rank} on {hostname} (pid {})", self.pid)?;
+            match self.exit {
+                // Nobody has seen the end: its node is lost.
+                Exit::Unknown => f.write_str(" is lost")?,
+                exit => write!(f, " ended with {exit}")?,
+            }
         }
         f.write_str(&self.why())?;
         for line in self.last_words() {

@@ -18,6 +18,7 @@
 
 pub mod call;
 pub mod cluster;
+pub mod counted;
 pub mod daemon;
 pub mod elastic;
 pub mod failure;

@@ -335,9 +335,9 @@ impl Budget {
         let most = limits.restarts_without_progress;
         if limits.holds_seats() && self.without_progress > most {
             let text = match self.without_progress {
-                1 => "a worker has failed, and no restart is allowed (max_restarts=0)".to_owned(),
+                1 => "a worker has failed, and no restart is allowed (--max-restarts 0)".to_owned(),
                 failures => format!(
-                    "{failures} failures, allowed restarts: {most} (max_restarts); the first: {cause}"
+                    "{failures} failures, allowed restarts: {most} (--max-restarts); the first: {cause}"
                 ),
             };
             return Some((End::TooManyRestarts, text));

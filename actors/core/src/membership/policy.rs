@@ -6,6 +6,7 @@ mod restart;
 
 use std::time::Instant;
 
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::Slot;
 use kolo_wire::span::Span;
 
@@ -394,7 +395,10 @@ impl<'a> View<'a> {
         if self.now < deadline {
             // Without their number, which changes with each of them.
             let reason = if is_program {
-                format!("waits for room for at least {min} workers{misfit}")
+                format!(
+                    "waits for room for at least {}{misfit}",
+                    Counted(min, "worker")
+                )
             } else {
                 format!("waits for at least {min} ready processes (min_workers){misfit}")
             };
@@ -403,7 +407,8 @@ impl<'a> View<'a> {
         let timeout = Span(self.limits.start_timeout);
         let mut reason = if is_program {
             format!(
-                "there is room for {ready} workers{misfit}; needed are at least {min}, and no more came within {timeout}"
+                "there is room for {}{misfit}; needed are at least {min}, and no more came within {timeout}",
+                Counted(ready, "worker")
             )
         } else {
             format!(

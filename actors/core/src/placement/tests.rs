@@ -60,7 +60,8 @@ fn a_layout_is_taken_as_it_is_or_refused_with_what_is_there() {
     for (layout, why) in [
         (
             &[share(0, 4), share(1, 3)][..],
-            "is asked for 3 workers with 1 cpu each and has room for 2",
+            "requested 3 workers with 1 cpu each on host (node-0000000000000001): room for 2; it has 8 cpus, free: 2 cpus\n  \
+             it fits when other jobs have ended",
         ),
         (&[share(7, 1)], "is lost or takes no new work"),
     ] {
@@ -149,7 +150,7 @@ fn infeasible_placement_names_what_is_missing_where() {
         refused(Placement::Pack { workers: 4 }, &cpus(1000), &offers),
         "requested 4 workers with 1 cpu each: room for 2 on 1 node\n  \
          host (node-0000000000000000) has room for 2; cpus free: 2\n  \
-         without other jobs it would be 2: add nodes or ask for less"
+         without other jobs it would be 2: add nodes, or ask for less"
     );
     let error = refused(Placement::Pack { workers: 1 }, &cpus(1000), &[]);
     assert!(error.contains("room for 0 on 0 nodes"), "{error}");
@@ -180,7 +181,7 @@ fn a_thousand_nodes_are_placed_and_their_shortage_is_summarised() {
     let mut need = cpus(1000);
     need.custom.insert("fpga".to_owned(), Milli(1));
     let error = refused(Placement::Pack { workers: 1 }, &need, &offers);
-    let why = "\n  992 nodes more have too little of fpga (on 1000 nodes in all)";
+    let why = "\n  992 more nodes with too little of fpga (on 1000 nodes in all)";
     assert!(error.contains(why), "{error}");
     assert!(error.len() < 2000, "{error}");
 }

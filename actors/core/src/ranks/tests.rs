@@ -87,7 +87,7 @@ fn what_horovod_refuses_is_refused_and_duplicate_hosts_too() {
     ] {
         assert_eq!(assigned(list, min, max), Err(why));
     }
-    let why = "requested at least 7 workers, available are 6 slots on 3 hosts";
+    let why = "requested at least 7 workers, available: 6 slots on 3 hosts";
     assert_eq!(assigned(&list, 7, None).unwrap_err().to_string(), why);
     assert!(assigned(&[], 1, None).is_err());
     assert_eq!(assigned(&huge, 1, Some(3)).unwrap().len(), 3);

@@ -4,6 +4,7 @@ mod cluster;
 mod host;
 mod surroundings;
 
+use kolo_transport::wire::counted::Counted;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
@@ -11,7 +12,7 @@ use serde::Serialize;
 
 use super::args::{Connect, Format};
 use super::error::CliError;
-use super::output::{Cell, Output, Tone, count};
+use super::output::{Cell, Output, Tone};
 
 pub(super) const EXAMPLES: &str = "\
 Without a head only this host is looked at.
@@ -174,7 +175,7 @@ fn verdict(findings: &[Finding]) -> String {
     };
     let warnings = match of(Level::Warning) {
         0 => String::new(),
-        some => format!("; {}", count(some, "warning")),
+        some => format!("; {}", Counted(some, "warning")),
     };
     match of(Level::Bad) {
         0 => format!("nothing is wrong{warnings}"),

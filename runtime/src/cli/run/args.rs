@@ -8,23 +8,26 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::super::args::{number, run_time, time, time_within, workers};
+use super::super::args::{run_time, time, time_within, workers};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
 
 pub(crate) use self::elastic::{ElasticArg, ElasticArgs, OnChangeArg};
 pub(crate) use self::torchrun::TorchArgs;
+use crate::settings::values::{amount, number};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   kolo run -n 4 python3 train.py
-  kolo run -n 8 -H a:4,b:4 --pass-env 'NCCL_*' -- ./train --epochs 3
-  KOLO_HEAD=head:7700 kolo run --nnodes 2 --nproc-per-node 4 --output-dir out -- ./train
   kolo run -n 4 --max-restarts 3 -- ./train
-  KOLO_HEAD=head:7700 kolo run --nnodes 1:4 --nproc-per-node 4 -- ./train
-  kolo run --host-discovery-script ./hosts.sh --min-np 4 --max-np 16 -- ./train
-  KOLO_HEAD=head:7700 kolo run -n 8 --wait 10m --timeout 2h -- ./train
+  kolo run -n 8 -H a:4,b:4 --pass-env 'NCCL_*' -- ./train --epochs 3
+  kolo run --host-discovery-script ./hosts.sh --min 4 --max 16 -- ./train
   kolo run -n 2 --dry-run -- ./train
+
+  export KOLO_HEAD=head:7700      # on a cluster
+  kolo run --nnodes 2 --nproc-per-node 4 --output-dir out -- ./train
+  kolo run --nnodes 1:4 --nproc-per-node 4 -- ./train
+  kolo run -n 8 --wait 10m --timeout 2h -- ./train
 
 Exit codes:
   0        all workers exited with 0
@@ -79,7 +82,7 @@ pub(crate) struct Run {
     #[arg(long, conflicts_with_all = ["hosts", "hostfile"], help_heading = "Where")]
     pub(crate) local: bool,
     /// CPUs that each worker holds, on a cluster [default: 1]
-    #[arg(long, value_name = "CPUS", help_heading = "How many workers")]
+    #[arg(long, value_name = "CPUS", value_parser = amount, help_heading = "How many workers")]
     pub(crate) cpus_per_worker: Option<f64>,
     /// GPUs that each worker holds; the workers of a host see all of theirs [default: on a cluster none, else all are seen]
     #[arg(long, value_name = "GPUS", value_parser = number, help_heading = "How many workers")]

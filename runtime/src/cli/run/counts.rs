@@ -1,14 +1,14 @@
 //! `--nproc-per-node auto|cpu|gpu`: as many workers on each host as it has CPUs or GPUs.
 
-use kolo_transport::wire::{Milli, Resources};
+use kolo_transport::wire::{Milli, NodeInfo, Resources};
 
 use super::super::args::Connect;
 use super::super::client::Client;
 use super::super::error::CliError;
 use super::args::Run;
+use super::layout::nodes_called;
 use super::target::{Surroundings, Target, target, usage};
 use crate::NodeResources;
-use crate::hosts::HostSlots;
 
 /// The options with a number in place of the word.
 pub(super) async fn settle(
@@ -48,16 +48,19 @@ async fn nodes(target: &Target, connect: &Connect) -> Result<Vec<(String, Resour
     let client = Client::connect(&connect.config()).await?;
     let nodes = client.cluster().await?.nodes;
     client.close().await;
-    let is_meant = |name: &str, id: &str| match target {
+    let meant = match target {
         Target::Nodes(hosts) => {
-            let is_it = |host: &HostSlots| host.is_called(name) || host.is_called(id);
-            hosts.iter().any(|host| host.slots > 0 && is_it(host))
+            let used = hosts.iter().filter(|host| host.slots > 0);
+            let used = used.map(|host| (host.clone(), host.slots)).collect();
+            Some(nodes_called(used, &nodes)?)
         }
-        _ => true,
+        _ => None,
     };
-    let there = nodes.into_iter().filter(|node| {
-        node.alive && !node.draining && is_meant(&node.hostname, &node.node.to_string())
-    });
+    let is_meant = |node: &NodeInfo| match &meant {
+        Some(meant) => meant.iter().any(|share| share.node == node.node),
+        None => node.alive && !node.draining,
+    };
+    let there = nodes.into_iter().filter(is_meant);
     Ok(there.map(|node| (node.hostname, node.total)).collect())
 }
 

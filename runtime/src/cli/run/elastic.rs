@@ -159,6 +159,11 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
         let (Some(min), Some(max)) = (min, max) else {
             return usage("--min-np or --max-np is given alone; give both, or one of them and -n");
         };
+        if given.min_np > given.max_np && given.max_np.is_some() {
+            return usage(format!(
+                "--min-np is {min} and --max-np is {max}; the fewest can be no more than the most"
+            ));
+        }
         if options
             .num_proc
             .is_some_and(|wanted| wanted < min || wanted > max)
@@ -183,11 +188,6 @@ pub(super) fn bounds(options: &Run, target: &Target) -> Result<(Run, Option<Boun
         Some((min, _)) if sizes => min,
         Some((min, hosts)) => max / hosts * min,
     };
-    if min == 0 || min > max {
-        return usage(format!(
-            "--min-np is {min} and --max-np is {max}; allowed are at least 1, and no more than the most"
-        ));
-    }
     let unit = per_host.unwrap_or(1);
     for (option, given) in [("--min-np", min), ("--max-np", max)] {
         if given % unit != 0 {

@@ -9,6 +9,7 @@ use kolo_transport::AwakeClock;
 use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{Generation, JobId, Rank};
 use kolo_transport::session::{FrameSender, Stream};
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
     GenerationTable, HeadReply, HeadRequest, JobEvent, JobSpec, JobState, OnChange, PlacedNode,
@@ -24,7 +25,7 @@ use super::super::progress;
 use super::discovery;
 use super::output::{self, Course, Source};
 use super::report::{self, Outcome};
-use super::say::{not_passed_on, say};
+use super::say::{failed, not_passed_on, say};
 use super::signals::{Heard, SIGINT, Signals};
 use super::sink::{Sink, WriteError};
 use super::survey::survey;
@@ -323,7 +324,7 @@ impl<'a> Job<'a> {
             JobEvent::Healthy { table, .. } => self.runs(table, still).await?,
             JobEvent::Generation { table, fall, .. } => {
                 for line in fall.iter().flat_map(|fall| report::fall(fall)) {
-                    say(&line);
+                    failed(&line);
                 }
                 self.runs(table, still).await?;
             }
@@ -336,7 +337,11 @@ impl<'a> Job<'a> {
                 self.group.running = false;
                 // With no restart left it is told with the end of the job.
                 if restart.is_none_or(|(restart, most)| restart <= most) {
-                    say(&report::fell(&why, failure.as_deref(), stopped, restart));
+                    let told = report::fell(&why, failure.as_deref(), stopped, restart);
+                    match &failure {
+                        Some(_) => failed(&told),
+                        None => say(&told),
+                    }
                     self.group.fallen = why;
                 }
                 if failure.is_some() {
@@ -350,10 +355,14 @@ impl<'a> Job<'a> {
             } => {
                 let limit = human(for_ms);
                 let line = format!(
-                    "room for {room} of {needed} workers; waiting for hosts, up to {limit}"
+                    "room for {room} of {}; waiting for hosts, up to {limit}",
+                    Counted(needed, "worker")
                 );
                 // At first they may be on their way.
                 let healthy = self.group.healthy;
+                if !healthy {
+                    progress::show(line.clone());
+                }
                 let patience = if healthy { Duration::ZERO } else { ARRIVAL };
                 self.group.shortage = Some((self.now() + patience, line));
             }
@@ -366,7 +375,7 @@ impl<'a> Job<'a> {
                     self.breaks();
                 } else if self.is_elastic() && !self.starts_anew() {
                     let failure = report::in_a_line(&failure);
-                    say(&format!("a new worker has failed: {failure}"));
+                    failed(&format!("a new worker has failed: {failure}"));
                 }
             }
             // No call of this command is under way.
@@ -432,6 +441,11 @@ impl<'a> Job<'a> {
         let broken_at = group.broken_at.take();
         if self.outcome.is_elastic {
             self.outcome.workers = table.world_size();
+            let elastic = self.request.spec.elastic.as_deref();
+            let small = elastic.and_then(|limits| report::begins_small(table.world_size(), limits));
+            if let Some(told) = small.filter(|_| !group.healthy) {
+                say(&told);
+            }
             // The first one may have failed before all its workers ran.
             if table.generation.0 > 1 {
                 let how = if starts_anew {

@@ -1,17 +1,18 @@
 //! How many workers, and how many of them on each host.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use kolo_core::placement::MAX_PER_NODE;
 use kolo_core::ranks::MAX_WORLD_SIZE;
-use kolo_transport::ids::NodeId;
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::{JobSpec, Milli, NodeInfo, NodeShare, Placement};
 
 use super::super::args::workers;
 use super::super::error::CliError;
+use super::super::ids::nodes_meant;
 use super::args::Run;
 use super::target::{Target, usage};
-use crate::hosts::{HostSlots, Machine};
+use crate::hosts::HostSlots;
 
 pub(super) fn count(option: &str, given: &str) -> Result<u32, CliError> {
     let or = match option {
@@ -84,7 +85,8 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
     let workers = match (product, options.num_proc) {
         (Some(product), Some(all)) if product != u64::from(all) => {
             return usage(format!(
-                "--num-proc is {all}, and the other options make {product} workers; give one of them, or what agrees"
+                "--num-proc is {all}, and the other options make {}; give one of them, or what agrees",
+                Counted(product, "worker")
             ));
         }
         (Some(product), _) => product,
@@ -115,14 +117,16 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 && hosts as usize > used(list).count()
             {
                 return usage(format!(
-                    "--nnodes is {hosts} and {} hosts with slots are given",
+                    "--nnodes is {hosts}, and hosts with slots: {}; give as many hosts, or a smaller --nnodes",
                     used(list).count()
                 ));
             }
             let all = slots.unwrap_or_default();
             if u64::from(workers) > all {
                 return usage(format!(
-                    "{workers} workers are asked for and the hosts have {all} slots"
+                    "requested {}, and the hosts have {}; give more slots, or ask for less",
+                    Counted(workers, "worker"),
+                    Counted(all, "slot")
                 ));
             }
         }
@@ -159,9 +163,10 @@ pub(super) fn shares(
         let share = per_node.unwrap_or(host.slots).min(left);
         if share > host.slots {
             return usage(format!(
-                "{share} workers are asked for on {}, which has {} slots",
+                "requested {} on {}, which has {}; give it more slots, or ask for less",
+                Counted(share, "worker"),
                 host.destination(),
-                host.slots
+                Counted(host.slots, "slot")
             ));
         }
         if share > MAX_PER_NODE {
@@ -208,25 +213,16 @@ pub(super) fn nodes_called(
     shares: Vec<(HostSlots, u32)>,
     nodes: &[NodeInfo],
 ) -> Result<Vec<NodeShare>, CliError> {
-    let alive = || nodes.iter().filter(|node| node.alive);
-    let mut called: HashMap<Machine, Vec<NodeId>> = HashMap::new();
-    for node in alive() {
-        for name in [node.hostname.clone(), node.node.to_string()] {
-            let called = called.entry(Machine::new(&name, "")).or_default();
-            // A hostname may be the id.
-            if !called.contains(&node.node) {
-                called.push(node.node);
-            }
-        }
-    }
     let (mut layout, mut given) = (Vec::new(), HashSet::new());
     for (host, workers) in shares {
         let name = host.destination();
-        let found = called.get(&host.machine("")).map(Vec::as_slice);
-        let node = match found.unwrap_or_default() {
-            [node] => *node,
+        let mut found = nodes_meant(&host.host, nodes)?;
+        found.retain(|node| node.alive);
+        let node = match found[..] {
+            [node] => node,
             [] => {
-                let mut names: Vec<&str> = alive().map(|node| node.hostname.as_str()).collect();
+                let alive = nodes.iter().filter(|node| node.alive);
+                let mut names: Vec<&str> = alive.map(|node| node.hostname.as_str()).collect();
                 names.sort_unstable();
                 return usage(format!(
                     "no node of the cluster is called {name}; there are {} (hosts are reached over ssh where no head is given: \
@@ -234,8 +230,8 @@ pub(super) fn nodes_called(
                     listed(&names)
                 ));
             }
-            several => {
-                let ids: Vec<String> = several.iter().map(NodeId::to_string).collect();
+            _ => {
+                let ids: Vec<String> = found.iter().map(|node| node.node.to_string()).collect();
                 let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
                 return usage(format!(
                     "{} nodes of the cluster are called {name}: give the id in place of the name, which is one of {}",
@@ -244,11 +240,12 @@ pub(super) fn nodes_called(
                 ));
             }
         };
-        if nodes.iter().any(|info| info.node == node && info.draining) {
+        if node.draining {
             return usage(format!(
                 "{name} takes no new work, since it is drained or is being stopped; `kolo node undrain {name}` ends a drain"
             ));
         }
+        let node = node.node;
         if !given.insert(node) {
             return usage(format!(
                 "{name} is {node}, which is given already; give each node once, with all its slots"
@@ -277,6 +274,7 @@ fn listed(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use kolo_transport::ids::NodeId;
     use kolo_transport::wire::Resources;
 
     use super::*;
@@ -305,6 +303,7 @@ mod tests {
             node(5, "node-0000000000000005"),
             node(6, "gone"),
             node(7, "fd00::2"),
+            node(0x4a << 56, "four"),
         ];
         nodes[5].alive = false;
         let ask = |hosts: &[&str]| {
@@ -315,14 +314,21 @@ mod tests {
             Ok::<Vec<_>, CliError>(pairs.collect())
         };
         assert_eq!(
-            ask(&["A.Example.", "node-0000000000000003", "b", "FD00:0::2"]).unwrap(),
-            [(2, 1), (3, 2), (1, 3), (7, 4)]
+            ask(&[
+                "A.Example.",
+                "node-0000000000000003",
+                "b",
+                "FD00:0::2",
+                "node-4a"
+            ])
+            .unwrap(),
+            [(2, 1), (3, 2), (1, 3), (7, 4), (0x4a << 56, 5)]
         );
         assert_eq!(ask(&["node-0000000000000005"]).unwrap(), [(5, 1)]);
         for (hosts, message) in [
             (
                 &["b", "gone"][..],
-                "no node of the cluster is called gone; there are a.example, b, fd00::2, node-0000000000000005, two, two",
+                "no node of the cluster is called gone; there are a.example, b, fd00::2, four, node-0000000000000005, two, two",
             ),
             (
                 &["two"],
@@ -330,6 +336,7 @@ mod tests {
                  node-0000000000000003, node-0000000000000004",
             ),
             (&["b", "node-0000000000000001"], "which is given already"),
+            (&["node-00"], "`node-00` is the start of 7 nodes"),
         ] {
             let error = ask(hosts).unwrap_err();
             assert_eq!(error.exit_code(), 2);

@@ -33,6 +33,7 @@ use std::sync::Arc;
 
 use kolo_process::Side;
 use kolo_transport::wire::Exit;
+use kolo_transport::wire::counted::Counted;
 
 use self::args::Run;
 pub(super) use self::config_file::Line;
@@ -224,7 +225,7 @@ async fn execute(
     progress::show("starting".to_owned());
     let preparing = async {
         let (options, mut plan) = planned(options, here, connect).await?;
-        progress::show(format!("starting {} workers", plan.workers));
+        progress::show(format!("starting {}", Counted(plan.workers, "worker")));
         files::prepare(plan.output.as_ref())?;
         let hosts = Hosts::find(&options, &mut plan.spec).await?;
         let grounds = place::prepare(&options, &mut plan, here, connect).await?;

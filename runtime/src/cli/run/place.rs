@@ -9,6 +9,7 @@ use std::time::Duration;
 use kolo_transport::descriptors::{self, TooFewDescriptors};
 use kolo_transport::ids::NodeId;
 use kolo_transport::wire::NodeShare;
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::{CloseCode, Endpoint, EndpointConfig, Expect};
 
 use super::super::args::Connect;
@@ -21,10 +22,10 @@ use super::discovery::{self, Hosts};
 use super::joining::Joining;
 use super::layout;
 use super::plan::Plan;
-use super::target::{Surroundings, Target};
+use super::target::{Surroundings, Target, usage};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
-use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions, UpError};
+use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions};
 use crate::{Head, Node, NodeResources};
 
 /// Descriptors that a node has for each worker, at most.
@@ -182,6 +183,31 @@ fn gpus_for_all(options: &Run) -> bool {
     options.gpus_per_worker.is_none()
 }
 
+/// Refuses a job that this machine has too few GPUs for, which no waiting changes.
+fn has_gpus(plan: &Plan) -> Result<(), CliError> {
+    let each = plan.spec.per_worker.gpus;
+    let elastic = plan.spec.elastic.as_deref();
+    let workers = elastic.map_or(plan.workers, |elastic| elastic.min);
+    if each == 0 {
+        return Ok(());
+    }
+    let found = own_resources(plan).find();
+    let found = found.map_err(|error| CliError::Usage(error.to_string()))?;
+    match found.resources.gpus {
+        gpus if u64::from(gpus) >= u64::from(each) * u64::from(workers) => Ok(()),
+        0 => usage(format!(
+            "--gpus-per-worker is {each}, and this machine has no GPU (looked for: /dev/nvidia* and CUDA_VISIBLE_DEVICES); leave \
+             --gpus-per-worker out, or give hosts or a cluster that have some"
+        )),
+        gpus => usage(format!(
+            "--gpus-per-worker is {each} for {}, and this machine has {}: ask for less, or leave --gpus-per-worker out, \
+             so that the workers share all",
+            Counted(workers, "worker"),
+            Counted(gpus, "GPU")
+        )),
+    }
+}
+
 async fn here_alone(
     options: &Run,
     plan: &mut Plan,
@@ -189,6 +215,7 @@ async fn here_alone(
     hostname: Option<String>,
 ) -> Result<Grounds, CliError> {
     make_room(plan.workers)?;
+    has_gpus(plan)?;
     // This process starts nothing but wardens: what one that is killed leaves comes here.
     if let Err(error) = kolo_process::adopt_orphans() {
         tracing::warn!(%error, "orphans can't be adopted");
@@ -258,12 +285,7 @@ async fn on_hosts(
     let (places, workers): (Vec<Place>, Vec<u32>) = hosts.into_iter().unzip();
     let given: Vec<HostSlots> = places.iter().map(|place| place.host.clone()).collect();
     let mut progress = Progress::new(&given, true);
-    let up = ssh::bring_up_at(places, &ssh, &access, |event| progress.watch(&event))
-        .await
-        .map_err(|error| match error {
-            error @ UpError::SameMachine { .. } => error.into(),
-            error => CliError::Local(error.to_string()),
-        })?;
+    let up = ssh::bring_up_at(places, &ssh, &access, |event| progress.watch(&event)).await?;
     drop(access);
     let layout = up
         .nodes()

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use kolo_transport::ids::JobId;
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
-    Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind, WorkerError,
+    Elastic, Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind,
+    WorkerError,
 };
 use serde::Serialize;
 
 use super::super::error::CliError;
+use super::super::ids::shortened;
 
 /// The job has run as long as it may; the same as timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -104,15 +107,22 @@ fn first_cause(failure: &RankFailure) -> String {
         return failure.to_string();
     }
     let (rank, hostname, pid) = (failure.rank, &failure.hostname, failure.pid);
-    let (exit, why) = (failure.exit, failure.why());
-    format!("rank {rank} on {hostname} (pid {pid}) failed first, with {exit}{why}")
+    let how = match failure.exit {
+        Exit::Unknown => "was lost first".to_owned(),
+        exit => format!("failed first, with {exit}"),
+    };
+    let why = failure.why();
+    format!("rank {rank} on {hostname} (pid {pid}) {how}{why}")
 }
 
 /// A line for each failure that came after the first cause.
 fn told_after(followers: &Followers) -> Vec<String> {
     let line = |follower: &Follower| {
-        let after = Span(Duration::from_millis(follower.after_ms));
-        format!("{after} later: {}", follower.failure)
+        let when = match follower.after_ms {
+            0 => "at the same time".to_owned(),
+            ms => format!("{} later", Span(Duration::from_millis(ms))),
+        };
+        format!("{when}: {}", follower.failure)
     };
     let mut lines: Vec<String> = followers.first.iter().map(line).collect();
     if followers.more > 0 {
@@ -128,6 +138,16 @@ pub(super) fn fall(fall: &Fall) -> Vec<String> {
         lines.insert(0, first_cause(&fall.cause));
     }
     lines
+}
+
+/// Says of a group that begins with fewer workers than are wanted that more may come.
+pub(super) fn begins_small(workers: u32, limits: &Elastic) -> Option<String> {
+    let most = limits.max;
+    let there = Counted(workers, "worker");
+    let told = || {
+        format!("the group begins with {there} of at most {most}: there is room for no more yet")
+    };
+    (workers < most).then(told)
 }
 
 /// Says why a group is stopped.
@@ -236,7 +256,7 @@ impl Outcome {
         let reason = self.refusal.as_ref().filter(|_| self.is_elastic);
         if let Some(reason) = reason.filter(|_| !is_ended_here) {
             // The last failure is a part of it.
-            lines.push(format!("kolo: {reason}"));
+            lines.push(format!("kolo: {}", shortened(&reason.to_string())));
             lines.extend(self.told_after());
         } else if let Some(failure) = &self.failure {
             if self.followers.is_empty() {
@@ -254,7 +274,7 @@ impl Outcome {
             // That this command itself has ended it since then is no news.
             && (self.lost_output.is_empty() || refusal.kind != RefusalKind::Stopped)
         {
-            lines.push(format!("kolo: {refusal}"));
+            lines.push(format!("kolo: {}", shortened(&refusal.to_string())));
         }
         for lost in &self.lost_output {
             lines.push(format!("kolo: output is missing: {lost}"));

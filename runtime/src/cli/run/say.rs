@@ -2,12 +2,22 @@
 
 use kolo_transport::wire::WorkerSignal;
 
-use super::super::output::write_if_read;
+use super::super::output::{Screen, failure, write_if_read};
 use super::super::progress;
 
 /// A line of this command's own. If nobody reads it there is nobody to tell, and nothing waits for that.
 pub(crate) fn say(text: &str) {
-    let line = format!("kolo: {text}\n");
+    tell(format!("kolo: {text}"));
+}
+
+/// The same of something that has failed: in red on a terminal.
+pub(super) fn failed(text: &str) {
+    let line = failure(&format!("kolo: {text}"), Screen::of_this_process());
+    tell(line);
+}
+
+fn tell(mut line: String) {
+    line.push('\n');
     progress::above(|| write_if_read(rustix::stdio::stderr(), line.as_bytes()));
 }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::super::error::CliError;
 use super::super::link::Link;
+use super::super::progress;
 use super::super::show::is_ending;
 use super::before_the_job;
 use super::job::{self, Request};
@@ -56,6 +57,7 @@ pub(super) async fn run(
                 let why = why.lines().next().unwrap_or_default();
                 let patience = Span(patience);
                 say(&format!("waiting at most {patience} for room: {why}"));
+                progress::show("waiting for room".to_owned());
             }
             again = again.min(until);
         } else if now > begun + ENDING || !somebody_ends(link).await {

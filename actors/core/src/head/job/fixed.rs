@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::{Generation, NodeId, Rank, Slot};
 use kolo_wire::span::Span;
 use kolo_wire::{
@@ -450,9 +451,9 @@ fn ranks_that_did_not_come(job: &Base) -> String {
         return format!("no answer to the start from {missing}");
     }
     format!(
-        "{} of {} workers did not come: {}",
+        "{} of {} did not come: {}",
         late.len(),
-        job.seats.len(),
+        Counted(job.seats.len(), "worker"),
         listed(&late)
     )
 }

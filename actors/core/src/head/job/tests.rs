@@ -177,12 +177,12 @@ fn what_was_waited_for_is_named_at_the_start_timeout_even_if_it_comes_just_then(
                 run.started(1, &[(0, 77)]);
             },
             tick,
-            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; pid 77 said no hello)",
+            "1 of 1 worker did not come: rank 0 on host1 (node-0000000000000001; pid 77 said no hello)",
         ),
         (
             |run| run.reserve(1, true),
             tick,
-            "1 of 1 workers did not come: rank 0 on host1 (node-0000000000000001; no process yet)",
+            "1 of 1 worker did not come: rank 0 on host1 (node-0000000000000001; no process yet)",
         ),
         (
             whole,

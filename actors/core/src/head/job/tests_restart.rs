@@ -192,7 +192,7 @@ fn the_first_failure_of_the_last_group_is_the_job_s() {
     );
     let message = refusal.unwrap().message;
     assert!(
-        message.starts_with("a worker has failed, and no restart is allowed (max_restarts=0)"),
+        message.starts_with("a worker has failed, and no restart is allowed (--max-restarts 0)"),
         "{message}"
     );
 }
@@ -343,7 +343,7 @@ fn a_host_that_can_not_run_the_program_is_left_out_later() {
     });
     run.meet(80);
     run.started(1, &[(0, 40)]);
-    assert_eq!(run.causes(), ["the first 1 workers"]);
+    assert_eq!(run.causes(), ["the first worker"]);
     run.starts();
     run.step(Event::Offered);
     let mut site = super::fixtures::sites(&[1, 1, 1]).remove(2);
@@ -437,7 +437,7 @@ fn a_group_without_a_port_or_a_rendezvous_is_an_attempt_that_has_failed() {
     let message = run.ended().1.unwrap().message;
     assert!(
         message.starts_with(
-            "4 failures, allowed restarts: 3 (max_restarts); the first: rank 0 on host1: "
+            "4 failures, allowed restarts: 3 (--max-restarts); the first: rank 0 on host1: "
         ),
         "{message}"
     );

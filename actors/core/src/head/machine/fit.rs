@@ -58,7 +58,11 @@ pub(super) fn missing(
     avoid: &[String],
 ) -> String {
     let spec = running.job.spec();
-    let all = of_size(spec.placement, wanted);
+    let least = spec.elastic.as_ref().map_or(0, |elastic| elastic.min);
+    let held: u32 = running.job.held().map(|(_, workers)| workers).sum();
+    // What the job can't do without, if that is not there.
+    let needed = least.saturating_sub(held).min(wanted);
+    let sizes = [needed, wanted].into_iter().filter(|size| *size > 0);
     let has_some = offers.iter().any(|offer| there(offer.node) > 0);
     // What the job has itself is not there when others have ended.
     for offer in &mut offers {
@@ -67,10 +71,11 @@ pub(super) fn missing(
             offer.total = rest;
         }
     }
-    let mut why = match place(all, &spec.per_worker, &offers) {
-        Err(error) if has_some => format!("beside those that it has, {error}"),
-        Err(error) => error.to_string(),
-        Ok(_) => "its nodes take no more workers of it".to_owned(),
+    let place = |size| place(of_size(spec.placement, size), &spec.per_worker, &offers);
+    let mut why = match sizes.map(place).find_map(Result::err) {
+        Some(error) if has_some => format!("beside those that it has, {error}"),
+        Some(error) => error.to_string(),
+        None => "its nodes take no more workers of it".to_owned(),
     };
     if !avoid.is_empty() {
         let hosts = avoid.join(", ");

@@ -20,7 +20,7 @@ use crate::head::probes::Waiter;
 use crate::head::registry::Session;
 use crate::head::requests::Purpose;
 use crate::head::validate::validate;
-use crate::placement::{Offer, Share, lay_out, place};
+use crate::placement::{Offer, PlacementError, Share, lay_out, place};
 use crate::rendezvous::DoorOpening;
 
 /// How long a node may take for one push before it is tried again.
@@ -57,6 +57,26 @@ impl HeadCore {
         }
     }
 
+    /// What a driver is told whose job has no room. `any_node`: the head was to choose the nodes.
+    fn no_room(&self, error: PlacementError, any_node: bool) -> Refusal {
+        let waits = error.fits_when_idle();
+        let mut refusal = Refusal::from(error);
+        if waits {
+            let remedy = ": wait for that (`kolo run --wait 10m`), or ask for less";
+            refusal.message.push_str(remedy);
+        }
+        let drained = self.registry.drained();
+        if any_node && !drained.is_empty() {
+            let names = drained.join(", ");
+            refusal.message.extend([
+                "\n  drained, so left out: ",
+                &names,
+                "; kolo node undrain NODE",
+            ]);
+        }
+        refusal
+    }
+
     /// Checks a job, chooses its nodes, and books what it wants there. The first actions.
     fn place(
         &mut self,
@@ -88,21 +108,11 @@ impl HeadCore {
             let offers = allowed(offers, elastic.hosts.as_deref(), |_| 0);
             at_most(most, &spec, &offers, |_| 0)
         } else if spec.layout.is_empty() {
-            place(spec.placement, &spec.per_worker, &offers).map_err(|error| {
-                let mut refusal = Refusal::from(error);
-                let drained = self.registry.drained();
-                if !drained.is_empty() {
-                    let names = drained.join(", ");
-                    refusal.message.extend([
-                        "\n  drained, so left out: ",
-                        &names,
-                        "; kolo node undrain NODE",
-                    ]);
-                }
-                refusal
-            })?
+            place(spec.placement, &spec.per_worker, &offers)
+                .map_err(|error| self.no_room(error, true))?
         } else {
-            lay_out(&spec.layout, &spec.per_worker, &offers)?
+            lay_out(&spec.layout, &spec.per_worker, &offers)
+                .map_err(|error| self.no_room(error, false))?
         };
         let mut sites = Vec::with_capacity(shares.len());
         let mut contacts = BTreeMap::new();

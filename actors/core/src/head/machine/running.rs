@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use kolo_wire::JobInfo;
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::{JobId, NodeId};
 
 use crate::head::job::Job;
@@ -157,8 +158,8 @@ impl Jobs {
         }
         shares.clear();
         format!(
-            "there is room for {} workers of at least {min}; other jobs wait for room, too",
-            held + more
+            "there is room for {} of at least {min}; other jobs wait for room, too",
+            Counted(held + more, "worker")
         )
     }
 

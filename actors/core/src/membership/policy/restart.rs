@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kolo_wire::counted::Counted;
 use kolo_wire::ids::Slot;
 
 use super::super::end::End;
@@ -43,7 +44,7 @@ impl<'a> View<'a> {
         if is_idle && self.budget.has_formed() && !self.budget.has_resets(self.limits) {
             let (resets, why) = (self.budget.resets(), self.budget.idle_why());
             let reason = format!(
-                "changes of the membership: {resets}, which is the limit (reset_limit), and {why}"
+                "changes of the membership: {resets}, which is the limit (--reset-limit), and {why}"
             );
             return end(End::ResetLimit, reason);
         }
@@ -130,7 +131,10 @@ impl<'a> View<'a> {
             return None;
         }
         self.give_back(|room| {
-            format!("room for {room} workers, fewer than the job needs, is given back: other jobs wait for room")
+            format!(
+                "room for {}, fewer than the job needs, is given back: other jobs wait for room",
+                Counted(room, "worker")
+            )
         })
     }
 
@@ -191,7 +195,7 @@ impl<'a> View<'a> {
 
     /// A group runs: keep it, or stop it for a change.
     fn change_anew(&self) -> Decision {
-        if let Some(keep) = self.settled("workers", "reset_limit") {
+        if let Some(keep) = self.settled("workers", "--reset-limit") {
             return keep;
         }
         if let Err(keep) = self.better("workers", self.roster.leaving()) {
@@ -214,13 +218,19 @@ impl<'a> View<'a> {
     fn cause_anew(&self, size: usize) -> String {
         let members = self.members().len();
         if members == 0 {
-            return format!("the first {size} workers");
+            return match size {
+                1 => "the first worker".to_owned(),
+                _ => format!("the first {size} workers"),
+            };
         }
         let (used, most) = (
             self.budget.without_progress(),
             self.limits.restarts_without_progress,
         );
         let why = self.budget.idle_why();
-        format!("{members} -> {size} workers, failures so far {used} of {most}: {why}")
+        format!(
+            "{members} -> {}, failures so far {used} of {most}: {why}",
+            Counted(size, "worker")
+        )
     }
 }

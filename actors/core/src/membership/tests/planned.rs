@@ -125,7 +125,7 @@ fn a_new_process_that_fails_costs_a_restart_and_no_member() {
     bed.fail(1);
     let (end, why) = bed.end().unwrap();
     assert_eq!(end, End::TooManyRestarts);
-    let start = "4 failures, allowed restarts: 3 (max_restarts)";
+    let start = "4 failures, allowed restarts: 3 (--max-restarts)";
     assert!(why.starts_with(start), "{why}");
 }
 

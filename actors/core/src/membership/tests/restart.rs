@@ -86,10 +86,10 @@ fn test_run_max_retries_exceeded() {
         assert_eq!(how, End::TooManyRestarts);
         let failures = max_restarts + 1;
         let start = if max_restarts == 0 {
-            "a worker has failed, and no restart is allowed (max_restarts=0)".to_owned()
+            "a worker has failed, and no restart is allowed (--max-restarts 0)".to_owned()
         } else {
             format!(
-                "{failures} failures, allowed restarts: {max_restarts} (max_restarts); the first: rank 0 on h1: exit code 1"
+                "{failures} failures, allowed restarts: {max_restarts} (--max-restarts); the first: rank 0 on h1: exit code 1"
             )
         };
         assert!(why.starts_with(&start), "{why}");
@@ -321,7 +321,7 @@ fn the_limit_of_changes_ends_the_job() {
     let (how, why) = bed.end().unwrap();
     assert_eq!(how, End::ResetLimit);
     let start =
-        "changes of the membership: 1, which is the limit (reset_limit), and rank 0 on h1: exit";
+        "changes of the membership: 1, which is the limit (--reset-limit), and rank 0 on h1: exit";
     assert!(why.starts_with(start), "{why}");
 }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::super::super::args::{count, number, time, time_within, workers};
+use super::super::super::args::{count, time, time_within, workers};
+use crate::settings::values::number;
 
 /// The longest time that a host cools down, in seconds; as horovodrun.
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);
@@ -14,10 +15,10 @@ const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);
 #[command(next_help_heading = "Elastic")]
 pub(crate) struct ElasticArgs {
     /// Fewest workers: the job goes on with as many as there is room for
-    #[arg(long, aliases = ["min", "min-num-proc"], value_name = "N", value_parser = workers)]
+    #[arg(long, visible_alias = "min", alias = "min-num-proc", value_name = "N", value_parser = workers)]
     pub(crate) min_np: Option<u32>,
     /// Most workers [default: as many as -n says]
-    #[arg(long, aliases = ["max", "max-num-proc"], value_name = "N", value_parser = workers)]
+    #[arg(long, visible_alias = "max", alias = "max-num-proc", value_name = "N", value_parser = workers)]
     pub(crate) max_np: Option<u32>,
     /// How often the group is started anew after a worker has failed [default: 3 if its size may change, else 0]; hosts that are
     /// lost, leave or join cost nothing

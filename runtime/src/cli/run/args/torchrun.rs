@@ -4,6 +4,7 @@ use clap::Args as ClapArgs;
 
 use super::super::ranks::Ranks;
 use super::super::streams::{Shown, Streams};
+use crate::settings::values::port;
 
 /// The options.
 #[derive(Debug, Clone, Default, ClapArgs)]
@@ -16,7 +17,7 @@ pub(crate) struct TorchArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) role: Option<String>,
     /// Port of rank 0 that workers meet at, in a job that never changes [default: a free one]
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) master_port: Option<u16>,
     /// TORCHELASTIC_RUN_ID of all workers [default: the id of the job]
     #[arg(long, value_name = "ID")]

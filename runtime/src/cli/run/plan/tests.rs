@@ -102,7 +102,7 @@ fn numbers_of_workers_in_all_dialects() {
         ("--nnodes 2 x", "this machine is one host"),
         ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
         ("-H a:2 -n 3 x", "the hosts have 2 slots"),
-        ("-H a:2 --nnodes 2 x", "1 hosts with slots are given"),
+        ("-H a:2 --nnodes 2 x", "hosts with slots: 1;"),
         ("-H a:2,a:1 x", "are one machine"),
         (
             "-n 2 --ranks 1,5 x",
@@ -192,7 +192,7 @@ fn hosts_are_filled_in_order_or_evenly() {
     let error = given("-H a:1,b:8 --nproc-per-node 2 x")
         .unwrap_err()
         .to_string();
-    assert!(error.contains("on a, which has 1 slots"), "{error}");
+    assert!(error.contains("on a, which has 1 slot;"), "{error}");
 }
 
 #[test]

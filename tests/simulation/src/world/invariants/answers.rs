@@ -39,7 +39,7 @@ pub(crate) fn end(
         ));
     }
     match (refusal, driver.limits()) {
-        (Some(refusal), Some(limits)) if refusal.message.contains("(max_restarts)") => {
+        (Some(refusal), Some(limits)) if refusal.message.contains("(--max-restarts)") => {
             let allowed = limits.restarts_without_progress;
             world.oracle.restarts.check_failures(job, allowed)
         }

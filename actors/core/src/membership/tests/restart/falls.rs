@@ -12,7 +12,7 @@ fn the_loss_of_a_host_costs_nothing_though_its_peers_fail_first() {
     bed.pass(s(1));
     bed.then(node_lost(2, bed.now));
     assert_eq!(bed.ranks(), [(0, 0, 1, 2)]);
-    let cause = "2 -> 1 workers, failures so far 0 of 0: rank 1 on h2: its node was lost: cable";
+    let cause = "2 -> 1 worker, failures so far 0 of 0: rank 1 on h2: its node was lost: cable";
     assert_eq!(bed.active().cause(), cause);
     // Together in one step.
     let mut bed = Bed::up(limits(1, 2, 0), &[1, 1]);
