@@ -69,7 +69,10 @@ async fn a_rank_that_stands_still_is_given_up_and_replaced() -> anyhow::Result<(
     let lease = Duration::from_secs(3);
     let cluster = TestCluster::builder().slots(3).lease(lease);
     let cluster = cluster.start().await?;
-    let builder = Executor::builder().workers(3..=3);
+    // A rank that stands still does not hear that it is to end.
+    let builder = Executor::builder()
+        .workers(3..=3)
+        .grace(Duration::from_millis(500));
     let patience = (1, Duration::from_secs(2));
     let mut job = Job::patient(&cluster.connect().await?, builder, 3, patience).await?;
     job.works().await;
