@@ -308,7 +308,7 @@ impl GroupCore {
         operation: &'static str,
     ) -> Result<OpGuard<'_>, CollectiveError> {
         let timeout = self.signals.lock().timeout.min(FOREVER);
-        let mut deadline = started + timeout;
+        let mut limit = TimeLimit::new(started, started + timeout);
         let handles = self.progress.get().and_then(Progress::ahead);
         let free = match &handles {
             None => self.engine.try_lock().ok(),
@@ -317,7 +317,6 @@ impl GroupCore {
         let engine = if let Some(engine) = free {
             engine
         } else {
-            let mut limit = TimeLimit::new(started, deadline);
             let mut lock = pin!(async {
                 // What was given to handles before comes first.
                 if let Some(handles) = handles {
@@ -348,9 +347,7 @@ impl GroupCore {
                 }
                 Poll::Pending
             });
-            let engine = engine.await?;
-            deadline = limit.deadline;
-            engine
+            engine.await?
         };
         let mut turn = OpGuard {
             inner: self,
@@ -359,8 +356,7 @@ impl GroupCore {
             name: ShortName::default(),
             asked: started,
             recorded: None,
-            started,
-            deadline,
+            limit,
             timeout,
             in_packed: false,
             quick: false,

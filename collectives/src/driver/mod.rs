@@ -32,7 +32,7 @@ use engine::{Engine, Progress};
 pub(crate) use place::InPlace;
 pub(crate) use shared_memory::Mode;
 
-/// How long an operation may take.
+/// How long an operation may take. All parts of the operation have the same limit.
 #[derive(Debug)]
 pub(crate) struct TimeLimit {
     started: Instant,
@@ -46,7 +46,7 @@ impl TimeLimit {
         Self {
             started,
             deadline,
-            awake: Awake::new(Instant::now(), MOST_OF_TURN),
+            awake: Awake::new(started, MOST_OF_TURN),
         }
     }
 
@@ -107,7 +107,7 @@ pub(crate) struct Driver<'a> {
     place: Place<'a>,
     request: Operation,
     tag: Tag,
-    limit: TimeLimit,
+    limit: &'a mut TimeLimit,
     step: usize,
     agreement: Agreement,
     /// When to say what, and to report.
@@ -133,10 +133,10 @@ impl<'a> Driver<'a> {
         place: Place<'a>,
         request: Operation,
         tag: Tag,
-        (started, deadline): (Instant, Instant),
+        limit: &'a mut TimeLimit,
     ) -> Self {
         let me = Rank(engine.me);
-        let mut verdict = Verdict::new(me, (tag, request), started, place.patience);
+        let mut verdict = Verdict::new(me, (tag, request), limit.started, place.patience);
         for (peer, link) in (0..).zip(&mut engine.links) {
             link.present = Present::default();
             link.look_again();
@@ -148,13 +148,13 @@ impl<'a> Driver<'a> {
         let agreement = Agreement::on(&request, engine.me, engine.world);
         let mut run = Self {
             engine,
-            watch: Watch::new(started, place.stalls.after()),
+            watch: Watch::new(limit.started, place.stalls.after()),
             place,
             verdict,
             agreement,
             request,
             tag,
-            limit: TimeLimit::new(started, deadline),
+            limit,
             step: 0,
             unsaid: false,
             linked: Linked::Unknown,
@@ -474,5 +474,25 @@ impl Drop for Driver<'_> {
                 reason: format!("{} was cancelled", self.request),
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_stood_still_has_its_time_also_if_that_was_before_its_first_turn() {
+        let second = Duration::from_secs(1);
+        let started = Instant::now();
+        let mut limit = TimeLimit::new(started, started + 8 * second);
+        limit.move_on(started + 10 * second);
+        let credit = (10 * second).saturating_sub(MOST_OF_TURN);
+        assert_eq!(limit.deadline, started + 8 * second + credit);
+        // It has turns again, and what counted once stays.
+        for turn in 11..30 {
+            limit.move_on(started + turn * second);
+        }
+        assert_eq!(limit.deadline, started + 16 * second);
     }
 }

@@ -15,7 +15,7 @@ use crate::blocking::Alarm;
 use crate::cause::Cause;
 use crate::copy;
 use crate::driver::engine::Engine;
-use crate::driver::{Driver, InPlace};
+use crate::driver::{Driver, InPlace, TimeLimit};
 use crate::element::{self, DType, Element};
 use crate::error::CollectiveError;
 use crate::operation::{Operation, OperationKind, Tag};
@@ -35,8 +35,7 @@ pub(crate) struct OpGuard<'a> {
     pub(crate) asked: Instant,
     /// The operation that has begun and goes on, in the flight recorder.
     pub(super) recorded: Option<Begun>,
-    pub(super) started: Instant,
-    pub(super) deadline: Instant,
+    pub(super) limit: TimeLimit,
     pub(super) timeout: Duration,
     /// The result is in [`Engine::packed`].
     pub(super) in_packed: bool,
@@ -377,7 +376,7 @@ impl OpGuard<'_> {
             inner.place(&connect),
             operation,
             tag,
-            (self.started, self.deadline),
+            &mut self.limit,
         );
         match way {
             Way::Buffered => {}
@@ -401,8 +400,8 @@ impl OpGuard<'_> {
 
     /// The time limit begins anew.
     pub(crate) fn renew(&mut self) {
-        self.started = Instant::now();
-        self.deadline = self.started + self.timeout;
+        let now = Instant::now();
+        self.limit = TimeLimit::new(now, now + self.timeout);
     }
 
     /// Takes the number of one more operation.

@@ -7,8 +7,8 @@ use kolo_transport::ids::Rank;
 
 use super::{GroupCore, OpGuard, drive};
 use crate::blocking::Alarm;
-use crate::driver::Driver;
 use crate::driver::engine::Engine;
+use crate::driver::{Driver, TimeLimit};
 use crate::element::{self, Element};
 use crate::error::CollectiveError;
 use crate::handle::Progress;
@@ -153,8 +153,7 @@ impl GroupCore {
             name: options.name,
             asked,
             recorded: None,
-            started,
-            deadline: started,
+            limit: TimeLimit::new(started, started),
             timeout: timeout.min(FOREVER),
             in_packed: false,
             quick: true,
@@ -279,8 +278,8 @@ impl OpGuard<'_> {
         let place = inner.place(&connect);
         // Whoever asks what this rank does is told of the operation that it waits to begin.
         let recording = self.recording(tag, operation);
-        let times = (self.started, self.deadline);
-        let run = Driver::new(&mut self.engine, place, operation, tag, times).forming();
+        let limit = &mut self.limit;
+        let run = Driver::new(&mut self.engine, place, operation, tag, limit).forming();
         let result = drive(run, alarm).await;
         match result {
             Ok(_) => {
@@ -388,9 +387,9 @@ impl OpGuard<'_> {
             self.engine.unplan();
             let connect = |peer| inner.connect(peer);
             let place = inner.place(&connect);
-            let times = (self.started, self.deadline);
+            let limit = &mut self.limit;
             let blocking = alarm.may_sleep();
-            let run = Driver::new(&mut self.engine, place, operation, tag, times)
+            let run = Driver::new(&mut self.engine, place, operation, tag, limit)
                 .shared_memory(blocking, input, result);
             if blocking {
                 run.wait().map(drop)

@@ -6,6 +6,7 @@ use kolo_transport::endpoint::Endpoint;
 use kolo_transport::frame::Limits;
 use kolo_transport::ids::Rank;
 use kolo_transport::session::{Connection, FrameReceiver};
+use kolo_transport::wire::ink;
 use kolo_transport::wire::{
     JobInfo, LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode, Refusal, Stdio,
 };
@@ -15,7 +16,7 @@ use tokio::sync::mpsc;
 use super::args::{Connect, Format, Logs};
 use super::client::{Client, goodbye};
 use super::error::{CliError, FAILURE};
-use super::output::{Output, coloured, now_ms, timestamp};
+use super::output::{Output, now_ms, timestamp};
 
 /// How long a node may take until its first answer, and between two pieces of what it has already.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -289,7 +290,7 @@ fn write(line: &LogLine, style: Style, out: &mut Output<'_>) -> Result<(), CliEr
             }
             let prefix = format!("[{}]<{stream}>:", line.rank).into_bytes();
             if out.has_colours() {
-                out.bytes(&coloured(&prefix, line.rank.0, line.stream))?;
+                out.bytes(&ink::prefix(&prefix, line.rank.0, line.stream))?;
             } else {
                 out.bytes(&prefix)?;
             }

@@ -3,8 +3,8 @@
 use std::io::{self, IsTerminal as _, Write};
 use std::time::{Duration, SystemTime};
 
-use kolo_transport::wire::Stdio;
 use kolo_transport::wire::counted::Counted;
+use kolo_transport::wire::ink::{self, RED, RESET};
 use kolo_transport::wire::span::Span;
 use rustix::fd::BorrowedFd;
 use serde::Serialize;
@@ -29,8 +29,7 @@ impl Screen {
     /// (<https://no-color.org>).
     #[must_use]
     pub fn of_this_process() -> Self {
-        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        let wanted = ink::is_wanted();
         let stdout = io::stdout();
         let [width, height] = rustix::termios::tcgetwinsize(&stdout)
             .map_or([0; 2], |size| [size.ws_col, size.ws_row].map(usize::from));
@@ -67,7 +66,7 @@ impl Tone {
         match self {
             Self::Plain => "",
             Self::Good => "\x1b[32m",
-            Self::Bad => "\x1b[31m",
+            Self::Bad => RED,
             Self::Changing => "\x1b[33m",
             Self::Faint => "\x1b[2m",
         }
@@ -274,9 +273,6 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Ends a colour.
-const RESET: &str = "\x1b[0m";
-
 /// The least width of the last column, and of another one that is cut.
 const LEAST_LAST: usize = 20;
 const LEAST: usize = 9;
@@ -384,20 +380,6 @@ pub(super) fn write_if_read(fd: BorrowedFd<'_>, line: &[u8]) {
     if rustix::event::poll(&mut fds, limit.as_ref()).is_ok_and(|ready| ready > 0) {
         rustix::io::write(fd, line).ok();
     }
-}
-
-/// The colours of ranks, one after the other.
-const RANK_COLOURS: [&str; 6] = [
-    "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[96m",
-];
-
-/// What stands before a line of a rank, in the colour of the rank; what the rank wrote to standard error in red.
-pub(super) fn coloured(prefix: &[u8], rank: u32, stream: Stdio) -> Vec<u8> {
-    let colour = match stream {
-        Stdio::Stdout => RANK_COLOURS[rank as usize % RANK_COLOURS.len()],
-        Stdio::Stderr => Tone::Bad.code(),
-    };
-    [colour.as_bytes(), prefix, RESET.as_bytes()].concat()
 }
 
 /// A message of a failure, in red.

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::Write as _;
-use std::sync::Arc;
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::{Arc, LazyLock};
 
 use kolo_transport::frame::{FrameError, Limits};
 use kolo_transport::ids::{JobId, NodeId};
 use kolo_transport::session::Connection;
+use kolo_transport::wire::ink;
 use kolo_transport::wire::{LogBatch, LogLine, NodeReply, NodeRequest, PlacedNode, Stdio};
 use tokio::task::JoinSet;
 
@@ -17,7 +18,7 @@ use super::nodes::Channels;
 #[derive(Clone, Default)]
 pub enum Output {
     /// They go to this process's own standard output and standard error, each as `[RANK]<stdout>:LINE` or
-    /// `[RANK]<stderr>:LINE`. The default.
+    /// `[RANK]<stderr>:LINE`, with colours on a terminal. The default.
     #[default]
     Inherit,
     /// They are not fetched. The nodes keep the last ones: `kolo logs JOB` shows them, and the error of a lost worker has
@@ -52,8 +53,8 @@ impl Output {
                 let (mut out, mut err) = (Vec::new(), Vec::new());
                 for line in &lines {
                     match line.stream {
-                        Stdio::Stdout => format_line(&mut out, line),
-                        Stdio::Stderr => format_line(&mut err, line),
+                        Stdio::Stdout => format_line(&mut out, line, COLOURS[0]),
+                        Stdio::Stderr => format_line(&mut err, line, COLOURS[1]),
                     }
                 }
                 let write = || -> std::io::Result<()> {
@@ -68,12 +69,26 @@ impl Output {
     }
 }
 
-fn format_line(out: &mut Vec<u8>, line: &LogLine) {
+/// Whether standard output and standard error are terminals that show colours.
+static COLOURS: LazyLock<[bool; 2]> = LazyLock::new(|| {
+    [
+        std::io::stdout().is_terminal(),
+        std::io::stderr().is_terminal(),
+    ]
+    .map(|is_terminal| is_terminal && ink::is_wanted())
+});
+
+fn format_line(out: &mut Vec<u8>, line: &LogLine, is_coloured: bool) {
     let stream = match line.stream {
         Stdio::Stdout => "stdout",
         Stdio::Stderr => "stderr",
     };
-    out.extend_from_slice(format!("[{}]<{stream}>:", line.rank).as_bytes());
+    let prefix = format!("[{}]<{stream}>:", line.rank).into_bytes();
+    out.extend(if is_coloured {
+        ink::prefix(&prefix, line.rank.0, line.stream)
+    } else {
+        prefix
+    });
     out.extend_from_slice(&line.text);
     out.push(b'\n');
 }
@@ -196,8 +211,11 @@ mod tests {
             text: text.to_vec(),
         };
         let mut out = Vec::new();
-        format_line(&mut out, &line(Stdio::Stdout, b"loss \xff 0.5"));
-        format_line(&mut out, &line(Stdio::Stderr, b""));
+        format_line(&mut out, &line(Stdio::Stdout, b"loss \xff 0.5"), false);
+        format_line(&mut out, &line(Stdio::Stderr, b""), false);
         assert_eq!(out, b"[3]<stdout>:loss \xff 0.5\n[3]<stderr>:\n");
+        out.clear();
+        format_line(&mut out, &line(Stdio::Stderr, b"no"), true);
+        assert_eq!(out, b"\x1b[31m[3]<stderr>:\x1b[0mno\n");
     }
 }

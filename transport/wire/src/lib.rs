@@ -26,6 +26,7 @@ pub mod frame;
 pub mod head;
 pub mod identity;
 pub mod ids;
+pub mod ink;
 pub mod job;
 pub mod join;
 pub mod network;

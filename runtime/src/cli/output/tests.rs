@@ -144,9 +144,7 @@ fn sentences_fit_the_terminal() {
 }
 
 #[test]
-fn ranks_and_their_errors_have_colours() {
-    assert_eq!(coloured(b"[7]", 7, Stdio::Stdout), b"\x1b[33m[7]\x1b[0m");
-    assert_eq!(coloured(b"[7]", 7, Stdio::Stderr), b"\x1b[31m[7]\x1b[0m");
+fn a_failure_has_no_colour_where_none_is_wanted() {
     assert_eq!(failure("no", Screen::default()), "no");
 }
 

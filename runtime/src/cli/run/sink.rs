@@ -8,11 +8,11 @@ use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use kolo_transport::ids::JobId;
+use kolo_transport::wire::ink;
 use kolo_transport::wire::{Member, OutputChunk, PlacedNode, Stdio};
 use rustix::fd::BorrowedFd;
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::output::coloured;
 use super::super::progress;
 use super::files::{Destination, Files};
 use super::lines::{Lines, Source};
@@ -264,7 +264,7 @@ impl Printer {
             Stdio::Stderr => stderr,
         };
         let prefix = if has_colours && !prefix.is_empty() {
-            coloured(&prefix, source.0, source.1)
+            ink::prefix(&prefix, source.0, source.1)
         } else {
             prefix
         };
