@@ -82,6 +82,11 @@ impl LaneError {
     pub(crate) fn is_behind(&self, own: &LinkHello) -> bool {
         matches!(self, Self::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
     }
+
+    /// Whether there is no peer, be it that the peer is not there yet.
+    pub(crate) fn says_nobody_is_there(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Ended { .. })
+    }
 }
 
 /// A connected link to one peer.

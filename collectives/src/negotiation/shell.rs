@@ -162,9 +162,14 @@ impl Shell {
                 }
                 if let Some(book) = &mut self.book {
                     book.lost(cause);
+                } else {
+                    // The coordinator hears of that on the link that is there, or on the one that the coordinator asks for.
+                    let before = u64::MAX;
+                    messages::put(&mut self.lines[0].out, &Up::Over { before, cause });
                 }
             }
             Command::Arrived { member, lane } => self.arrived(negotiation, member, lane),
+            Command::NotAsked { member, error } => self.not_asked(negotiation, member, &error),
             Command::Requested => {
                 // The coordinator may have seen the end of a link that is still there for this rank.
                 self.lines[0].is_requested = self.lines[0].lane.is_some();

@@ -239,6 +239,20 @@ mod tests {
         assert!(error.to_string().contains("the link"), "{error}");
     }
 
+    /// Who gives up an operation because of a loss says which rank is lost.
+    #[test]
+    fn an_operation_that_is_given_up_because_of_a_loss_ends_with_the_lost_rank() {
+        let group = group(3, Duration::from_secs(60));
+        let [told, missed] = [0, 1].map(|rank| Negotiation::of(&group[rank].inner));
+        let waiting = sum(&group[0], "sum");
+        told.run((0, 0), vec!["sum".to_owned()], u64::MAX, None);
+        let data = &missed.data;
+        data.signals.change(|state| state.lost.add(2, "killed"));
+        missed.miss((0, 0));
+        let error = waiting.wait().unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
+    }
+
     /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is
     /// not the fault of the coordinator, which has the others run meanwhile.
     #[test]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kolo_transport::ids::Rank;
+
 use super::Shell;
 use crate::error::CollectiveError;
 use crate::lane::LaneError;
@@ -21,7 +23,7 @@ impl Shell {
         cause: CollectiveError,
         is_final: bool,
     ) {
-        *self.line(member) = Line::default();
+        self.line(member).end();
         let (failed, own) = match &mut self.book {
             Some(book) => {
                 book.unlinked(member);
@@ -41,6 +43,23 @@ impl Shell {
             own,
         };
         self.endings.suspect(Instant::now(), suspicion);
+    }
+
+    /// Nobody is there who could be asked for a link in place of the one of a member that has ended. What has begun to wait since then
+    /// waits for a rank that is gone.
+    pub(super) fn not_asked(
+        &mut self,
+        negotiation: &Arc<Negotiation>,
+        member: u32,
+        error: &LaneError,
+    ) {
+        let line = self.line(member);
+        // A member that never had a link may not be there yet.
+        if line.lane.is_none() && line.since.is_some() {
+            let own = negotiation.job_rank(self.me);
+            let cause = CollectiveError::unlinked(Rank(member), error, own);
+            self.suspect(negotiation, member, cause, false);
+        }
     }
 
     /// A suspicion ends: with the word on who is lost, or without one.
