@@ -245,3 +245,38 @@ fn a_rank_that_is_ahead_ends_with_the_loss_that_a_peer_has_found() {
         assert!(is_lost(&error), "{error}");
     }
 }
+
+/// The end of a network's link says nothing of the peer, but that nobody is there any more who could make another one does. Then no
+/// operation waits for the peer again, whether the link was in use or not.
+#[test]
+fn a_rank_that_is_gone_is_lost_though_its_links_may_come_back() {
+    for is_used in [false, true] {
+        let mut group = Group::new(Kind::Memory, 3);
+        group.set_word_within(LONG / 100);
+        let faults = [0, 1].map(|rank| {
+            let fault = Fault::cut();
+            group.set_fault(rank, &fault);
+            fault
+        });
+        force(&group, Algorithm::Halving);
+        group.run(|comm| comm.all_to_all(&[1_u8; 3]).map(drop).unwrap());
+        let two = group.members.remove(2);
+        let begun = faults[1].written();
+        std::thread::scope(|scope| {
+            let sums: Vec<_> = (group.members.iter())
+                .map(|comm| scope.spawn(|| (is_used).then(|| sum(comm, 1 << 20))))
+                .collect();
+            until(|| !is_used || faults[1].written() > begun + (1 << 12));
+            drop(two);
+            for error in sums.into_iter().filter_map(|one| one.join().unwrap()) {
+                assert!(is_lost(&error.unwrap_err()), "{is_used}");
+            }
+        });
+        group.run(|comm| comm.barrier().unwrap_err());
+        let attempts = (group.requests(), group.links());
+        for error in group.run(|comm| comm.barrier().unwrap_err()) {
+            assert!(is_lost(&error), "{is_used}: {error}");
+        }
+        assert_eq!((group.requests(), group.links()), attempts, "{is_used}");
+    }
+}
