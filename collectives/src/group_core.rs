@@ -47,6 +47,8 @@ const AT_ONCE: usize = 64;
 pub(crate) trait Named: Any + Send + Sync {
     /// The group in which it runs them.
     fn data(&self) -> &GroupCore;
+    /// A rank (one of all) is lost, as an operation without a name has found.
+    fn lost(&self, rank: u32, reason: &str);
 }
 
 /// Starts what runs the named operations of a group.
@@ -161,6 +163,16 @@ impl GroupCore {
         // The settings may have changed while it started.
         self.retune();
         named
+    }
+
+    /// Named operations need all ranks: those that wait for a rank of which this error says that it is lost end with it, on all ranks.
+    fn tell_named(&self, error: &CollectiveError) {
+        if let CollectiveError::PeerLost { rank, reason } = error
+            && let Some(named) = self.named.get()
+            && self.signals.lock().lost.has(rank.0)
+        {
+            named.lost(self.job_rank(rank.0), reason);
+        }
     }
 
     /// The reserved group of what runs named operations.

@@ -134,6 +134,13 @@ impl Link {
         !self.is_up() && self.ended.as_ref().is_some_and(|ended| ended.is_final)
     }
 
+    /// Nobody is there who could make another lane in place of the one that has ended: the peer is gone. Returns `false` if there was
+    /// none: then the peer may not be there yet.
+    pub(crate) fn nobody_is_there(&mut self) -> bool {
+        let ended = self.ended.as_mut();
+        ended.map(|ended| ended.is_final = true).is_some()
+    }
+
     /// Whether the last lane has ended, be it behind what nobody wants yet.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.is_some() || self.buffer.has_ended()

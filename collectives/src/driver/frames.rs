@@ -502,6 +502,10 @@ impl Driver<'_> {
                     self.begin_link(peer);
                     return Ok(());
                 }
+                if !is_final && !self.place.patience.is_zero() {
+                    // Whether the peer is gone shows while the word is awaited.
+                    self.begin_link(peer);
+                }
                 self.lack_link(peer)
             }
         }

@@ -396,7 +396,14 @@ impl Driver<'_> {
                 Err(_) if is_old => self.linked = Linked::Unknown,
                 // A link that has come all the same will do.
                 Err(error) if self.needs(peer) && !self.engine.links[peer as usize].is_up() => {
-                    failure = self.lack(peer, &error, theirs).err().or(failure);
+                    let link = &mut self.engine.links[peer as usize];
+                    let is_gone = error.says_nobody_is_there() && !theirs && link.nobody_is_there();
+                    let lacks = if is_gone {
+                        self.lack_link(peer)
+                    } else {
+                        self.lack(peer, &error, theirs)
+                    };
+                    failure = lacks.err().or(failure);
                 }
                 Err(_) => {}
             }

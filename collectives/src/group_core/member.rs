@@ -38,12 +38,7 @@ impl Member for GroupCore {
     }
 
     fn not_asked(self: Arc<Self>, rank: u32, error: LaneError) {
-        // Of a link that was up, that says that the peer is gone. One that is only slow is late.
-        let is_gone = matches!(
-            error,
-            LaneError::Unreachable { .. } | LaneError::Ended { .. }
-        );
-        if let Some(member) = self.position(rank).filter(|_| is_gone) {
+        if let Some(member) = self.position(rank) {
             self.arrive(member, Err(error), false);
         }
     }

@@ -393,6 +393,7 @@ impl OpGuard<'_> {
 
     /// The error for the caller. Whoever asks the communicator of all ranks for the last failure hears of it, too.
     pub(super) fn failed(&self, tag: Tag, error: CollectiveError) -> CollectiveError {
+        self.inner.tell_named(&error);
         let error = self.inner.outward(error);
         self.inner.rank_shared.failed(tag.call, &error);
         error

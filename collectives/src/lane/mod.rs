@@ -82,6 +82,11 @@ impl LaneError {
     pub(crate) fn is_behind(&self, own: &LinkHello) -> bool {
         matches!(self, Self::StaleGeneration { theirs: Some(theirs), .. } if *theirs < own.generation)
     }
+
+    /// Whether there is no peer, be it that the peer is not there yet.
+    pub(crate) fn says_nobody_is_there(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Ended { .. })
+    }
 }
 
 /// A connected link to one peer.
@@ -226,7 +231,8 @@ pub trait Connector: Send + Sync + fmt::Debug {
     /// Makes a link to `peer`, whose rank is lower than this one's. The returned lane has said
     /// [hello](greet). Runs as a task on the communicator's runtime handle; it must end by itself, with an
     /// error if nothing else. What is to be done is done there and not in this call, which may come under a lock. An error ends the operation that needs the link, so a peer that may only not be there yet is
-    /// worth waiting for here. It may be called again for the same peer after a failure.
+    /// worth waiting for here. It may be called again for the same peer after a failure, but for one that says that nobody is there
+    /// (as in [`Connector::request`]), if there was a link before.
     fn connect(&self, peer: Rank) -> Connecting;
 
     /// As [`Connector::connect`], a link of its own for a [group](crate::Communicator::group). Ranks are those of the job

@@ -22,7 +22,7 @@ mod entry;
 mod joined;
 
 /// Operations that are under way on the coordinator at once. What gets ready meanwhile waits, and is fused.
-const AHEAD: usize = 2;
+pub(super) const AHEAD: usize = 2;
 
 /// Most operations that one member may have asked for. It has no more than [`super::MOST`] under way, and the word that it has
 /// given some up may be on its way.

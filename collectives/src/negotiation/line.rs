@@ -36,7 +36,7 @@ pub(super) struct Line {
     pub(super) connecting: bool,
     /// The coordinator has asked for a new link while this one was there.
     pub(super) is_requested: bool,
-    /// When the link came.
+    /// When the last link came.
     pub(super) since: Option<Instant>,
     /// The member has said what it has heard of the coordinator, which is said once on a link.
     pub(super) has_heard: bool,
@@ -46,6 +46,14 @@ pub(super) struct Line {
 }
 
 impl Line {
+    /// Forgets all but that there was a link.
+    pub(super) fn end(&mut self) {
+        *self = Self {
+            since: self.since,
+            ..Self::default()
+        };
+    }
+
     /// Writes as much as goes.
     fn write(&mut self, cx: &mut Context<'_>) -> Result<(), LaneError> {
         let Some(lane) = &mut self.lane else {

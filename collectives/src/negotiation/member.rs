@@ -40,7 +40,11 @@ impl Member for Negotiation {
         }
     }
 
-    fn not_asked(self: Arc<Self>, _rank: u32, _error: LaneError) {}
+    fn not_asked(self: Arc<Self>, rank: u32, error: LaneError) {
+        if let Some(member) = self.linked(rank) {
+            self.tell(Command::NotAsked { member, error });
+        }
+    }
 
     fn requested(self: Arc<Self>, rank: u32) {
         if self.linked(rank).is_some() {
@@ -113,22 +117,24 @@ impl Member for Negotiation {
     }
 
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str) {
-        let Some(member) = self.position(rank) else {
-            return;
-        };
-        let reason = reason.to_owned();
-        self.give_up(&CollectiveError::PeerLost {
-            rank: Rank(rank),
-            reason: reason.clone(),
-        });
-        self.tell(Command::Lost(CollectiveError::PeerLost {
-            rank: Rank(member),
-            reason,
-        }));
+        self.lose(rank, reason);
     }
 }
 
 impl Negotiation {
+    /// A rank (one of all) is lost: nothing with a name works any more, if the rank is a member.
+    pub(super) fn lose(&self, rank: u32, reason: &str) {
+        let Some(member) = self.position(rank) else {
+            return;
+        };
+        let lost = |rank| CollectiveError::PeerLost {
+            rank: Rank(rank),
+            reason: reason.to_owned(),
+        };
+        self.give_up(&lost(rank));
+        self.tell(Command::Lost(lost(member)));
+    }
+
     /// Calls before this one are over on this rank, for this reason. The others are told the cause.
     fn end_calls(
         &self,

@@ -111,6 +111,11 @@ enum Command {
         member: u32,
         lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
     },
+    /// Nobody is there who could be asked for the link of a member.
+    NotAsked {
+        member: u32,
+        error: LaneError,
+    },
     /// The coordinator asks for this rank's link.
     Requested,
     /// This rank's link to the coordinator is being made already.
@@ -247,8 +252,10 @@ impl Negotiation {
         this.rank_shared.join(id, &this);
         // A loss that came before the group was there.
         let lost = this.data.signals.lock().lost.error();
-        if let Some(error) = lost {
-            this.give_up(&this.data.outward(error));
+        match lost.map(|error| this.data.outward(error)) {
+            Some(CollectiveError::PeerLost { rank, reason }) => this.lose(rank.0, &reason),
+            Some(error) => this.give_up(&error),
+            None => {}
         }
         let shell = shell::Shell::new(&this, todo);
         parent.rank_shared.handle.spawn(shell.run());
@@ -434,6 +441,13 @@ impl Negotiation {
 impl Named for Negotiation {
     fn data(&self) -> &GroupCore {
         &self.data
+    }
+
+    fn lost(&self, rank: u32, reason: &str) {
+        // Each operation that fails after a loss says so again.
+        if self.lock().lost.is_none() {
+            self.lose(rank, reason);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use super::book::{Book, Decision};
 use super::ending::{self, Endings, lost};
 use super::line::{Ended, Line};
 use super::messages::{self, BATCH, Down, Up};
-use super::{Command, Negotiation, THRESHOLD};
+use super::{Command, Negotiation, THRESHOLD, turn};
 use crate::error::CollectiveError;
 use crate::lane::{Lane, LaneError};
 use crate::operation::Tag;
@@ -43,6 +43,8 @@ pub(super) struct Shell {
     /// On the others: the call and the number that the next operation has of which the coordinator says that it runs.
     next: (u64, u64),
     endings: Endings,
+    /// On the others: a link is made to see whether the coordinator is there.
+    is_looking: bool,
     /// On the coordinator: when to ask which members for new links.
     again: Vec<(Instant, u32)>,
     buffer: Vec<u8>,
@@ -66,6 +68,7 @@ impl Shell {
             decided: None,
             next: (0, 0),
             endings: Endings::new(PATIENCE),
+            is_looking: false,
             again: Vec::new(),
             buffer: vec![0; READ],
             is_leaving: false,
@@ -162,9 +165,14 @@ impl Shell {
                 }
                 if let Some(book) = &mut self.book {
                     book.lost(cause);
+                } else {
+                    // The coordinator hears of that on the link that is there, or on the one that the coordinator asks for.
+                    let before = u64::MAX;
+                    messages::put(&mut self.lines[0].out, &Up::Over { before, cause });
                 }
             }
             Command::Arrived { member, lane } => self.arrived(negotiation, member, lane),
+            Command::NotAsked { member, error } => self.not_asked(negotiation, member, &error),
             Command::Requested => {
                 // The coordinator may have seen the end of a link that is still there for this rank.
                 self.lines[0].is_requested = self.lines[0].lane.is_some();
@@ -265,6 +273,7 @@ impl Shell {
         member: u32,
         lane: Result<(Box<dyn Lane>, Vec<u8>), LaneError>,
     ) {
+        let is_looking = std::mem::take(&mut self.is_looking);
         let line = self.line(member);
         line.connecting = false;
         let is_up = line.lane.is_some();
@@ -275,6 +284,9 @@ impl Shell {
                 let tried = if self.me == 0 { member } else { self.me };
                 let tried = negotiation.job_rank(tried);
                 let cause = CollectiveError::unlinked(Rank(member), &error, tried);
+                if is_looking && error.says_nobody_is_there() {
+                    self.miss_the_rest(negotiation, &cause);
+                }
                 self.suspect(negotiation, member, cause, false);
             }
             Ok((lane, read)) => {
@@ -413,7 +425,7 @@ impl Shell {
             }
             Down::Missed { call, number } => {
                 self.has_decided((call, number));
-                negotiation.miss((call, number));
+                negotiation.miss((call, number), turn::unheard());
             }
             Down::Fail {
                 call,

@@ -37,16 +37,15 @@ impl Negotiation {
         } else {
             Part::GivesUp
         };
-        self.do_part(number, taken, part, move || {
-            format!("{} {why}", listed(&names))
+        self.do_part(number, taken, part, move || CollectiveError::Aborted {
+            reason: format!("{} {why}", listed(&names)),
         });
     }
 
-    /// Gives up this rank's part in an operation of which it has not heard.
-    pub(super) fn miss(self: &Arc<Self>, number: (u64, u64)) {
-        self.do_part(number, Taken::new(), Part::GivesUp, || {
-            "the link over which the operation was to be announced ended before".to_owned()
-        });
+    /// Gives up this rank's part in an operation of which it has not heard. An error that names members of the data group is told to
+    /// the others.
+    pub(super) fn miss(self: &Arc<Self>, number: (u64, u64), error: CollectiveError) {
+        self.do_part(number, Taken::new(), Part::GivesUp, || error);
     }
 
     /// Does this rank's part in an operation with this number of the call. `why` says for what reason it is given up.
@@ -55,7 +54,7 @@ impl Negotiation {
         (call, number): (u64, u64),
         taken: Taken,
         part: Part,
-        why: impl FnOnce() -> String + Send + 'static,
+        why: impl FnOnce() -> CollectiveError + Send + 'static,
     ) {
         // If no thread can run them, what waits here ends all the same.
         let tasks = Arc::new(Mutex::new(taken));
@@ -73,11 +72,10 @@ impl Negotiation {
                 Part::Follows if in_call => follow(&comm),
                 _ => {
                     // The others hear that now.
-                    let reason = why();
-                    comm.give_up(tag, &reason);
+                    let error = why();
+                    comm.give_up(tag, error.clone());
                     for (_, pending) in tasks {
-                        let reason = reason.clone();
-                        pending.fail(&comm.inner, tag, CollectiveError::Aborted { reason });
+                        pending.fail(&comm.inner, tag, error.clone());
                     }
                 }
             }
@@ -92,8 +90,16 @@ impl Negotiation {
         });
         if let Err(error) = started {
             self.fail_with(take(&tasks), &error);
-            own.give_up_meanwhile(tag, error.to_string());
+            let reason = error.to_string();
+            own.give_up_meanwhile(tag, CollectiveError::Aborted { reason });
         }
+    }
+}
+
+/// Why a rank gives up its part in an operation of which the coordinator could not tell it.
+pub(super) fn unheard() -> CollectiveError {
+    CollectiveError::Aborted {
+        reason: "the link over which the operation was to be announced ended before".to_owned(),
     }
 }
 
@@ -233,10 +239,24 @@ mod tests {
         let [told, missed] = [0, 1].map(|rank| Negotiation::of(&group[rank].inner));
         let waiting = sum(&group[0], "sum");
         told.run((0, 0), vec!["sum".to_owned()], u64::MAX, None);
-        missed.miss((0, 0));
+        missed.miss((0, 0), unheard());
         let error = waiting.wait().unwrap_err();
         assert_eq!(error.culprit_rank(), Some(Rank(1)), "{error}");
         assert!(error.to_string().contains("the link"), "{error}");
+    }
+
+    /// Who gives up an operation because of a loss says which rank is lost.
+    #[test]
+    fn an_operation_that_is_given_up_because_of_a_loss_ends_with_the_lost_rank() {
+        let group = group(3, Duration::from_secs(60));
+        let [told, missed] = [0, 1].map(|rank| Negotiation::of(&group[rank].inner));
+        let waiting = sum(&group[0], "sum");
+        told.run((0, 0), vec!["sum".to_owned()], u64::MAX, None);
+        let data = &missed.data;
+        data.signals.change(|state| state.lost.add(2, "killed"));
+        missed.miss((0, 0), unheard());
+        let error = waiting.wait().unwrap_err();
+        assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
     }
 
     /// Rank 2 starts all and then does none: what it keeps waiting ends two by two, and the last ones wait for long. That is

@@ -111,19 +111,19 @@ impl Communicator {
     }
 
     /// Does not take part in an operation, and tells the others.
-    pub(crate) fn give_up(&self, tag: Tag, reason: &str) {
+    pub(crate) fn give_up(&self, tag: Tag, error: CollectiveError) {
         let given_up =
-            Self::blocking(async |alarm, started| self.refuse(alarm, started, tag, reason).await);
+            Self::blocking(async |alarm, started| self.refuse(alarm, started, tag, error).await);
         log_unsaid(given_up);
     }
 
     /// As [`Communicator::give_up`], beside what this thread does, which may be the only one that reads the links.
-    pub(crate) fn give_up_meanwhile(self, tag: Tag, reason: String) {
+    pub(crate) fn give_up_meanwhile(self, tag: Tag, error: CollectiveError) {
         let runtime = self.inner.rank_shared.handle.clone();
         runtime.spawn(async move {
             let sleep = pin!(self.inner.sleep());
             let (mut alarm, started) = (SleepAlarm(sleep), Instant::now());
-            let refused = self.refuse(&mut alarm, started, tag, &reason);
+            let refused = self.refuse(&mut alarm, started, tag, error);
             log_unsaid(refused.await);
         });
     }
@@ -133,7 +133,7 @@ impl Communicator {
         alarm: &mut A,
         started: Instant,
         tag: Tag,
-        reason: &str,
+        error: CollectiveError,
     ) -> Result<(), CollectiveError> {
         let mut turn = self
             .inner
@@ -142,10 +142,7 @@ impl Communicator {
         // Peers that have not heard of a loss yet name the lost rank, and not this one.
         let obstacle = self.inner.signals.lock().obstacle(tag);
         let obstacle = obstacle.filter(|error| !matches!(error, CollectiveError::Aborted { .. }));
-        let given_up = || CollectiveError::Aborted {
-            reason: reason.to_owned(),
-        };
-        turn.tell_refused(tag, obstacle.unwrap_or_else(given_up));
+        turn.tell_refused(tag, obstacle.unwrap_or(error));
         Ok(())
     }
 

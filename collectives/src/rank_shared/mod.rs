@@ -48,7 +48,8 @@ pub(crate) trait Member: Send + Sync {
     fn rank_lost(self: Arc<Self>, rank: u32, reason: &str);
     /// Nothing is to work any more.
     fn revoke(self: Arc<Self>, reason: &str);
-    /// A higher rank (one of all) could not be asked for its link.
+    /// A higher rank (one of all) could not be asked for its link: nobody is there. Of a rank that had a link, that says that the rank is
+    /// gone.
     fn not_asked(self: Arc<Self>, rank: u32, error: LaneError);
     /// A lower rank (one of all) asks for its link.
     fn requested(self: Arc<Self>, rank: u32);
@@ -189,7 +190,8 @@ impl RankShared {
                         .members
                         .get(&group)
                         .and_then(Weak::upgrade);
-                    if let Some(member) = member {
+                    // A rank that is only slow is late.
+                    if let Some(member) = member.filter(|_| error.says_nobody_is_there()) {
                         member.not_asked(peer, error);
                     }
                 }

@@ -219,8 +219,9 @@ struct Hub {
     acceptors: Mutex<Vec<Acceptor>>,
     /// For every rank, what its ends of links do wrong.
     faults: Mutex<Vec<Option<Arc<Fault>>>>,
-    /// Links that were made.
+    /// Links that were made, and how often one was asked for.
     links: AtomicUsize,
+    requests: AtomicUsize,
     /// How long the word of an authority may take.
     word_within: Mutex<Duration>,
     /// For [`Kind::Tls`] and [`Kind::Quic`], by rank. One link at a time is accepted.
@@ -305,6 +306,7 @@ impl Connector for TestConnector {
 
     fn request(&self, peer: Rank, group: GroupId) -> Option<Requesting> {
         assert!(peer > self.rank, "lower ranks ask for links");
+        self.hub.requests.fetch_add(1, Ordering::SeqCst);
         let (rank, acceptor) = (
             self.rank,
             self.hub.acceptors.lock().unwrap()[peer.index()].clone(),
@@ -396,6 +398,7 @@ impl Group {
             acceptors: Mutex::new(Vec::new()),
             faults: Mutex::new(vec![None; world as usize]),
             links: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
             word_within: Mutex::default(),
             hosts: match kind {
                 Kind::Tls => hosts(world, LaneChoice::Tls),
@@ -444,6 +447,10 @@ impl Group {
 
     pub(crate) fn links(&self) -> usize {
         self.hub.links.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn requests(&self) -> usize {
+        self.hub.requests.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_timeout(&self, timeout: Duration) {

@@ -99,13 +99,19 @@ pub(crate) fn notice(tag: Tag, cause: &Cause) -> Vec<u8> {
     frame(header, &text)
 }
 
-/// Reads a frame, and what it says about which operation, if it does.
-pub(crate) fn read_notice(runtime: &Runtime, lane: &mut MemoryLane) -> Option<(Tag, Cause)> {
+/// Reads a frame.
+pub(crate) fn read_frame(runtime: &Runtime, lane: &mut MemoryLane) -> (Header, Vec<u8>) {
     let mut header = [0; HEADER];
     read(runtime, lane, &mut header);
     let header = Header::parse(&header).unwrap();
-    let mut text = vec![0; header.length()];
-    read(runtime, lane, &mut text);
+    let mut payload = vec![0; header.length()];
+    read(runtime, lane, &mut payload);
+    (header, payload)
+}
+
+/// Reads a frame, and what it says about which operation, if it does.
+pub(crate) fn read_notice(runtime: &Runtime, lane: &mut MemoryLane) -> Option<(Tag, Cause)> {
+    let (header, text) = read_frame(runtime, lane);
     match header {
         Header::AbortOperation { tag, .. } => Cause::parse(&text).map(|cause| (tag, cause)),
         _ => None,

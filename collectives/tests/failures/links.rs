@@ -185,3 +185,98 @@ fn requests_for_links_that_make_no_sense_are_refused() {
         .accept_group(strange, Rank(0), Box::new(lane))
         .unwrap();
 }
+
+/// Rank 0 of three, and the other ends of its links.
+fn first_of_three(runtime: &Runtime) -> (Communicator, [MemoryLane; 2]) {
+    let (connector, handle) = (Arc::new(NoConnector), runtime.handle().clone());
+    let comm = Communicator::new(Rank(0), 3, GENERATION, JOB, connector, handle).unwrap();
+    let links = [1, 2].map(|rank| {
+        let (mine, theirs) = MemoryLane::pair(MemoryLane::CAPACITY);
+        let acceptor = comm.acceptor();
+        acceptor.accept(Rank(rank), Box::new(mine)).unwrap();
+        theirs
+    });
+    (comm.with_timeout(LONG), links)
+}
+
+fn is_lost(error: &CollectiveError) -> bool {
+    matches!(error, CollectiveError::PeerLost { rank: Rank(2), .. })
+}
+
+/// A rank may find a loss in an operation that a peer has left behind: the peer hears that nothing more of the call works.
+#[test]
+fn a_rank_that_finds_a_loss_tells_peers_that_are_ahead() {
+    let runtime = runtime();
+    let (comm, [mut one, two]) = first_of_three(&runtime);
+    drop(two);
+    assert!(is_lost(&comm.barrier().unwrap_err()));
+    // What was said is read to its end.
+    drop(comm);
+    let cause = loop {
+        let (header, text) = read_frame(&runtime, &mut one);
+        if let Header::AbortCall { call: 0, .. } = header {
+            break Cause::parse(&text);
+        }
+    };
+    assert!(
+        matches!(&cause, Some(Cause::Failure(error)) if is_lost(error)),
+        "{cause:?}"
+    );
+}
+
+/// What a peer says so of a call ends whichever operation of the call this rank is in, and those to come.
+#[test]
+fn a_rank_that_is_ahead_ends_with_the_loss_that_a_peer_has_found() {
+    let runtime = runtime();
+    let (comm, [mut one, _two]) = first_of_three(&runtime);
+    let cause = Cause::Failure(CollectiveError::PeerLost {
+        rank: Rank(2),
+        reason: "its link ended".to_owned(),
+    });
+    let text = cause.encode();
+    let header = Header::AbortCall {
+        generation: GENERATION,
+        call: 0,
+        length: text.len() as u32,
+    };
+    write(&runtime, &mut one, &frame(header, &text));
+    for _ in 0..2 {
+        let error = comm.barrier().unwrap_err();
+        assert!(is_lost(&error), "{error}");
+    }
+}
+
+/// The end of a network's link says nothing of the peer, but that nobody is there any more who could make another one does. Then no
+/// operation waits for the peer again, whether the link was in use or not.
+#[test]
+fn a_rank_that_is_gone_is_lost_though_its_links_may_come_back() {
+    for is_used in [false, true] {
+        let mut group = Group::new(Kind::Memory, 3);
+        group.set_word_within(LONG / 100);
+        let faults = [0, 1].map(|rank| {
+            let fault = Fault::cut();
+            group.set_fault(rank, &fault);
+            fault
+        });
+        force(&group, Algorithm::Halving);
+        group.run(|comm| comm.all_to_all(&[1_u8; 3]).map(drop).unwrap());
+        let two = group.members.remove(2);
+        let begun = faults[1].written();
+        std::thread::scope(|scope| {
+            let sums: Vec<_> = (group.members.iter())
+                .map(|comm| scope.spawn(|| (is_used).then(|| sum(comm, 1 << 20))))
+                .collect();
+            until(|| !is_used || faults[1].written() > begun + (1 << 12));
+            drop(two);
+            for error in sums.into_iter().filter_map(|one| one.join().unwrap()) {
+                assert!(is_lost(&error.unwrap_err()), "{is_used}");
+            }
+        });
+        group.run(|comm| comm.barrier().unwrap_err());
+        let attempts = (group.requests(), group.links());
+        for error in group.run(|comm| comm.barrier().unwrap_err()) {
+            assert!(is_lost(&error), "{is_used}: {error}");
+        }
+        assert_eq!((group.requests(), group.links()), attempts, "{is_used}");
+    }
+}

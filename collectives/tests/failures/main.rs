@@ -20,9 +20,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use common::victim::{NoConnector, lonely, runtime};
+use common::victim::{NoConnector, frame, lonely, read_frame, runtime, write};
 use common::{Fault, GENERATION, Group, JOB, Kind, LONG, at_once, force, others, run, sum, until};
-use kolo_collectives::header::HEADER;
+use kolo_collectives::cause::Cause;
+use kolo_collectives::header::{HEADER, Header};
 use kolo_collectives::lane::{Connecting, MemoryLane};
 use kolo_collectives::schedule::Algorithm;
 use kolo_collectives::{
@@ -30,6 +31,7 @@ use kolo_collectives::{
     local_group,
 };
 use kolo_transport::ids::{CallId, Rank};
+use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 #[test]

@@ -188,31 +188,16 @@ fn watch_it(kill: &Kill, processes: &mut HashMap<u32, Process>, seat: &Seat) -> 
         let (error, operations) = working.join().unwrap();
         let lost = error.culprit_rank().map_or(-1, |rank| i64::from(rank.0));
         reports.push((own, format!("lost {lost} after {operations}: {error}")));
+        let right = format!("lost {victim} after");
         assert!(
-            (reports.iter()).all(|(_, said)| names(said, kill)),
+            (reports.iter()).all(|(_, said)| said.starts_with(&right)),
             "{kill:?}: {reports:#?}"
         );
         let took = begun.elapsed();
-        let limit = if kill.untold { LIMIT + SOON } else { SOON };
+        let limit = if kill.untold { WORD + SOON } else { SOON };
         assert!(took < limit, "{kill:?}: {took:?}");
         took
     })
-}
-
-/// Whether a report names the victim. If nobody says which rank was killed, a rank that waits for named operations has no link to the victim,
-/// and counts the victim among the late ones.
-fn names(said: &str, kill: &Kill) -> bool {
-    let victim = kill.plan.victim;
-    if said.starts_with(&format!("lost {victim} after")) {
-        return true;
-    }
-    let late = said.split_once("; late: ").map(|(_, late)| late);
-    let late = late.and_then(|late| late.split(';').next());
-    kill.untold
-        && late.is_some_and(|late| {
-            late.split(|char: char| !char.is_ascii_digit())
-                .any(|rank| rank == victim.to_string())
-        })
 }
 
 /// The ranks that are left end and leave nothing.

@@ -204,3 +204,70 @@ fn the_rank_that_is_said_to_be_lost_is_named_and_not_one_that_leaves_because_of_
         assert_eq!(error.culprit_rank(), Some(Rank(2)), "{error}");
     }
 }
+
+/// Nothing waits when the link of a rank ends, as the links of a network do. The ranks that know of the loss by then start nothing any more.
+#[test]
+fn a_rank_that_ended_before_a_name_is_started_is_named_alone() {
+    let mut group = Group::new(Kind::Memory, 4);
+    let fault = Fault::cut();
+    for rank in 0..4 {
+        group.set_fault(rank, &fault);
+    }
+    group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+    let requests = group.requests();
+    drop(group.members.remove(2));
+    // Rank 0 has seen the end, and asks for another link.
+    until(|| group.requests() > requests);
+    group.set_timeout(LONG / 4);
+    let [zero, _one, three] = &group.members[..] else {
+        unreachable!("three are left");
+    };
+    let begun = Instant::now();
+    for waiting in [zero, three].map(|comm| comm.named("w").barrier()) {
+        let error = waiting.wait().unwrap_err();
+        let is_right = matches!(error, CollectiveError::Connect { rank: Rank(2), .. });
+        assert!(is_right, "{error}");
+    }
+    assert!(begun.elapsed() < LONG / 8, "by the deadline");
+}
+
+/// What waits for a name ends when an operation without one has found a rank lost, which never had a link for names.
+#[test]
+fn a_loss_that_is_found_by_an_operation_without_a_name_ends_those_that_wait_for_one() {
+    let mut group = Group::new(Kind::Memory, 3);
+    group.run(|comm| comm.all_to_all(&[1_u8; 3]).map(drop).unwrap());
+    group.set_timeout(LONG / 4);
+    drop(group.members.remove(2));
+    let waiting: Vec<_> = (group.members.iter())
+        .map(|comm| comm.named("w").barrier())
+        .collect();
+    let is_right = |error: CollectiveError| {
+        let is_right = matches!(error, CollectiveError::PeerLost { rank: Rank(2), .. });
+        assert!(is_right, "{error}");
+    };
+    for found in group.run(Communicator::barrier) {
+        is_right(found.unwrap_err());
+    }
+    for waiting in waiting {
+        is_right(waiting.wait().unwrap_err());
+    }
+}
+
+/// Rank 1 starts nothing, and says all the same which rank is lost: on its link for names, or on the one that it is asked for.
+#[test]
+fn a_loss_that_one_rank_knows_of_ends_what_waits_on_the_others() {
+    for is_linked in [true, false] {
+        let group = Group::new(Kind::Memory, 3);
+        group.set_timeout(LONG / 4);
+        if is_linked {
+            group.run(|comm| comm.named("warm").barrier().wait().unwrap());
+        }
+        let waiting = [0, 2].map(|rank: usize| group.members[rank].named("w").barrier());
+        group.members[1].rank_lost(Rank(2), "killed");
+        for handle in waiting {
+            let error = handle.wait().unwrap_err();
+            let killed = matches!(&error, CollectiveError::PeerLost { rank: Rank(2), reason } if reason == "killed");
+            assert!(killed, "{error}");
+        }
+    }
+}

@@ -1,14 +1,15 @@
-//! Named operations: started in another order on each rank, fused, disagreed about; with late or lost ranks in `lost.rs`.
+//! Named operations: started in another order on each rank, fused, disagreed about; with late or lost ranks in `lost.rs` and `gone.rs`.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 #[path = "../common/mod.rs"]
 mod common;
+mod gone;
 mod lost;
 
 use std::time::{Duration, Instant};
 
-use common::{Fault, Group, Kind, LONG, run, until};
+use common::{Fault, Group, Kind, LONG, at_once, run, until};
 use kolo_collectives::operation::OperationKind;
 use kolo_collectives::{CollectiveError, Communicator, Handle, ReduceOp};
 use kolo_transport::ids::{CallId, Rank};

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kolo_transport::ids::Rank;
+
 use super::Shell;
 use crate::error::CollectiveError;
 use crate::lane::LaneError;
 use crate::negotiation::Negotiation;
-use crate::negotiation::book::Failed;
+use crate::negotiation::book::{AHEAD, Failed};
 use crate::negotiation::ending::{self, Suspicion};
 use crate::negotiation::line::Line;
+use crate::operation::Tag;
 use crate::rank_shared::Member as _;
 
 impl Shell {
@@ -21,7 +24,7 @@ impl Shell {
         cause: CollectiveError,
         is_final: bool,
     ) {
-        *self.line(member) = Line::default();
+        self.line(member).end();
         let (failed, own) = match &mut self.book {
             Some(book) => {
                 book.unlinked(member);
@@ -41,6 +44,23 @@ impl Shell {
             own,
         };
         self.endings.suspect(Instant::now(), suspicion);
+    }
+
+    /// Nobody is there who could be asked for a link in place of the one of a member that has ended. What has begun to wait since then
+    /// waits for a rank that is gone.
+    pub(super) fn not_asked(
+        &mut self,
+        negotiation: &Arc<Negotiation>,
+        member: u32,
+        error: &LaneError,
+    ) {
+        let line = self.line(member);
+        // A member that never had a link may not be there yet.
+        if line.lane.is_none() && line.since.is_some() {
+            let own = negotiation.job_rank(self.me);
+            let cause = CollectiveError::unlinked(Rank(member), error, own);
+            self.suspect(negotiation, member, cause, false);
+        }
     }
 
     /// A suspicion ends: with the word on who is lost, or without one.
@@ -95,8 +115,36 @@ impl Shell {
             negotiation.fail(own, &cause);
         }
         for suspicion in old {
+            if self.book.is_none() && !suspicion.own.is_empty() {
+                self.look_for_the_coordinator(negotiation, &suspicion);
+            }
             self.settle(negotiation, suspicion, None);
         }
         any
+    }
+
+    /// What this rank waited for fails because of the link to the coordinator. Others may have heard that it runs.
+    fn look_for_the_coordinator(&mut self, negotiation: &Arc<Negotiation>, suspicion: &Suspicion) {
+        if suspicion.is_final {
+            self.miss_the_rest(negotiation, &suspicion.cause);
+        } else if matches!(suspicion.cause, CollectiveError::PeerLost { .. }) {
+            // A coordinator that is there says on the link what this rank has missed.
+            self.is_looking = true;
+            self.link(negotiation);
+        }
+    }
+
+    /// The coordinator is gone, and this rank gives up its part in what the coordinator may have told others.
+    pub(super) fn miss_the_rest(&self, negotiation: &Arc<Negotiation>, cause: &CollectiveError) {
+        let call = negotiation.lock().call;
+        let (of_call, next) = self.next;
+        let next = if of_call == call { next } else { 0 };
+        let of_job = |rank: Rank| Rank(negotiation.job_rank(rank.0));
+        let Some(cause) = negotiation.data.inward(cause.clone().with_ranks(of_job)) else {
+            return;
+        };
+        for number in (next..next + AHEAD as u64).filter(|number| *number <= Tag::MOST) {
+            negotiation.miss((call, number), cause.clone());
+        }
     }
 }
