@@ -16,7 +16,7 @@ use kolo_transport::session::Connection;
 use kolo_transport::wire::{ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeInfo, PlacedNode};
 
 use super::error::CliError;
-use super::ids::{nodes_meant, pick};
+use super::ids::{Called, pick};
 use super::link::Link;
 use crate::private_file;
 
@@ -272,14 +272,10 @@ impl Client {
         jobs.pop().ok_or(CliError::NoSuchJob(id))
     }
 
-    /// The node that is [meant](nodes_meant). `None` if that is none or several, of which the head tells.
+    /// The node that [is called so](Called::find), if there is one.
     pub(super) async fn node_named(&self, text: &str) -> Result<Option<NodeInfo>, CliError> {
         let nodes = self.cluster().await?.nodes;
-        let found = nodes_meant(text, &nodes)?;
-        Ok(match found[..] {
-            [node] => Some(node.clone()),
-            _ => None,
-        })
+        Ok(Called::of(&nodes).find(text)?.cloned())
     }
 
     /// The id of the node that is meant, or the text as it is if [none is found](Self::node_named).

@@ -1,6 +1,6 @@
 //! Ids as people read and give them: by their first digits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use kolo_transport::wire::NodeInfo;
 
@@ -28,7 +28,7 @@ pub(super) fn pick(
     let rest = text.strip_prefix(kind);
     let digits = rest.and_then(|rest| rest.strip_prefix('-')).unwrap_or(text);
     let digits = digits.to_ascii_lowercase();
-    if digits.is_empty() || kind.starts_with(&digits) {
+    if digits.is_empty() || kind.starts_with(&text.to_ascii_lowercase()) {
         return Err(CliError::Usage(format!(
             "`{}` is the start of every id of a {kind}; give some of the digits that `{list}` shows",
             text.escape_debug()
@@ -54,52 +54,98 @@ pub(super) fn pick(
     )))
 }
 
-/// The nodes that are meant by a hostname, of which those that are there count more, or by the start of an id, `node-` and digits.
-///
-/// # Errors
-///
-/// As [`pick`].
-pub(super) fn nodes_meant<'a>(
-    text: &str,
-    nodes: &'a [NodeInfo],
-) -> Result<Vec<&'a NodeInfo>, CliError> {
-    let machine = Machine::new(text, "");
-    let called = |node: &&NodeInfo| Machine::new(&node.hostname, "") == machine;
-    let mut found: Vec<&NodeInfo> = nodes.iter().filter(called).collect();
-    if found.iter().any(|node| node.alive) {
-        found.retain(|node| node.alive);
-    }
-    if found.is_empty() && text.starts_with("node-") {
-        let ids = nodes.iter().map(|node| node.node.to_string());
-        let id = pick("node", text, ids, "kolo status")?;
-        found.extend(
-            nodes
-                .iter()
-                .filter(|node| Some(node.node.to_string()) == id),
-        );
-    }
-    Ok(found)
+/// Nodes by what they are called.
+pub(super) struct Called<'a> {
+    nodes: Vec<&'a NodeInfo>,
+    by_name: HashMap<Machine, Vec<&'a NodeInfo>>,
 }
 
-/// A text for people, with the ids in it as short as they are told apart there. Those in paths stay.
+impl<'a> Called<'a> {
+    pub(super) fn of(nodes: impl IntoIterator<Item = &'a NodeInfo>) -> Self {
+        let nodes: Vec<&NodeInfo> = nodes.into_iter().collect();
+        let mut by_name = HashMap::<Machine, Vec<&NodeInfo>>::new();
+        for node in &nodes {
+            let machine = Machine::new(&node.hostname, "");
+            by_name.entry(machine).or_default().push(node);
+        }
+        Self { nodes, by_name }
+    }
+
+    /// The node that is meant by a hostname, of which those that are there count more, or by an id: `node-` and four digits or more, so
+    /// that hostnames such as `node-1` are no ids.
+    ///
+    /// # Errors
+    ///
+    /// [`CliError::Usage`] if several nodes are called so.
+    pub(super) fn find(&self, text: &str) -> Result<Option<&'a NodeInfo>, CliError> {
+        let named = self.by_name.get(&Machine::new(text, ""));
+        let mut found = named.cloned().unwrap_or_default();
+        let is_there = |node: &&NodeInfo| node.alive;
+        if found.iter().any(is_there) {
+            found.retain(is_there);
+        } else if let Some(node) = self.by_id(text)? {
+            found = vec![node];
+        }
+        if found.len() < 2 {
+            return Ok(found.pop());
+        }
+        let short = Short::of(self.nodes.iter().map(|node| node.node.to_string()));
+        let ids: Vec<String> = found.iter().map(|node| short.show(node.node)).collect();
+        Err(CliError::Usage(format!(
+            "{} nodes of the cluster are called `{}`: give the id in place of the name, which is one of {}",
+            ids.len(),
+            text.escape_debug(),
+            listed(&ids)
+        )))
+    }
+
+    fn by_id(&self, text: &str) -> Result<Option<&'a NodeInfo>, CliError> {
+        let Some(digits) = text.strip_prefix("node-") else {
+            return Ok(None);
+        };
+        let is_short = digits.len() < DIGITS && !digits.is_empty();
+        if is_short || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return Ok(None);
+        }
+        let ids = self.nodes.iter().map(|node| node.node.to_string());
+        let id = pick("node", text, ids, "kolo status")?;
+        let mut nodes = self.nodes.iter();
+        Ok(nodes
+            .find(|node| Some(node.node.to_string()) == id)
+            .copied())
+    }
+}
+
+/// The first few of them.
+pub(super) fn listed(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names {
+        [] => "none".to_owned(),
+        names if names.len() > SHOWN => {
+            format!(
+                "{} and {} more",
+                names[..SHOWN].join(", "),
+                names.len() - SHOWN
+            )
+        }
+        names => names.join(", "),
+    }
+}
+
+/// A text for people, with the ids in it as short as they are told apart there. What is quoted stays, and so do paths.
 pub(super) fn shortened(text: &str) -> String {
-    let ids = parts(text).filter_map(|(id, _)| id);
+    let ids = text.split(char::is_whitespace).filter_map(id_in);
     Short::of(ids.map(str::to_owned)).within(text)
 }
 
-/// The words of a text with what follows them, and which of them are ids.
-fn parts(text: &str) -> impl Iterator<Item = (Option<&str>, &str)> {
-    let is_other = |c: char| !(c.is_ascii_alphanumeric() || "-/.".contains(c));
-    text.split_inclusive(is_other).map(move |part| {
-        let word = part.trim_end_matches(|c| is_other(c) || c == '.');
-        let is_id = match word.split_once('-') {
-            Some(("job" | "node" | "driver", digits)) => {
-                digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit())
-            }
-            _ => false,
-        };
-        (is_id.then_some(word), part)
-    })
+/// The id that a word is, with punctuation around it or not.
+fn id_in(word: &str) -> Option<&str> {
+    let id = word.trim_matches(|c| "()«»,;:.".contains(c));
+    let digits = ["job-", "node-", "driver-"]
+        .iter()
+        .find_map(|kind| id.strip_prefix(kind))?;
+    let is_id = digits.len() == 16 && digits.bytes().all(|c| c.is_ascii_hexdigit());
+    is_id.then_some(id)
 }
 
 /// How ids are shown that stand in one list: as short as they are told apart.
@@ -132,8 +178,9 @@ impl Short {
 
     /// A text whose ids are as short.
     pub(super) fn within(self, text: &str) -> String {
-        let short = parts(text).map(|(id, part)| match id {
-            Some(id) => self.show(id) + &part[id.len()..],
+        let words = text.split_inclusive(char::is_whitespace);
+        let short = words.map(|part| match id_in(part.trim_end()) {
+            Some(id) => part.replacen(id, &self.show(id), 1),
             None => part.to_owned(),
         });
         short.collect()
@@ -195,10 +242,19 @@ mod tests {
             Short::of([]).within(text),
             "«a» (node-00f3): job-1, node-00f3a9c2d4e5b687x, driver-00f3"
         );
-        let text = "one of node-00f3a9c2d4e5b687, node-00f3a8c2d4e5b687. See /tmp/job-00f3a9c2d4e5b687/0 of job-00f3a9c2d4e5b687.";
         assert_eq!(
-            shortened(text),
-            "one of node-00f3a9, node-00f3a8. See /tmp/job-00f3a9c2d4e5b687/0 of job-00f3a9."
+            shortened(
+                "one of node-00f3a9c2d4e5b687,\n  node-00f3a8c2d4e5b687; job-ab00000000000000."
+            ),
+            "one of node-00f3a9,\n  node-00f3a8; job-ab0000."
         );
+        for stays in [
+            "there is no job `job-00f3a9c2d4e5b687`",
+            "KeyError: 'job-00f3a9c2d4e5b687'",
+            "/tmp/job-00f3a9c2d4e5b687/0 and /tmp/a:job-00f3a9c2d4e5b687",
+            "https://h/x?job=job-00f3a9c2d4e5b687",
+        ] {
+            assert_eq!(shortened(stays), stays);
+        }
     }
 }

@@ -29,7 +29,7 @@ impl Screen {
     /// (<https://no-color.org>).
     #[must_use]
     pub fn of_this_process() -> Self {
-        let wanted = ink::is_wanted();
+        let wanted = ink::is_wanted(std::env::var_os);
         let stdout = io::stdout();
         let [width, height] = rustix::termios::tcgetwinsize(&stdout)
             .map_or([0; 2], |size| [size.ws_col, size.ws_row].map(usize::from));

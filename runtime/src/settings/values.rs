@@ -33,20 +33,20 @@ pub fn amount(text: &str) -> Result<f64, String> {
         .map_err(|_| "expected a number, such as 2 or 0.5".to_owned())
 }
 
-/// Reads a port that somebody listens at.
+/// Reads a port, which is not 0.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
     let given = text.parse().ok().filter(|port| *port > 0);
-    given.ok_or_else(|| "expected a port from 1 to 65535, such as 7700".to_owned())
+    given.ok_or_else(|| "expected a port from 1 to 65535".to_owned())
 }
 
-/// Reads an address to listen at.
+/// Reads an IP address with a port.
 ///
 /// # Errors
 ///
 /// What is allowed.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        "expected ADDRESS:PORT, such as 0.0.0.0:7700 or [::]:7700; a name is none".to_owned()
+        "expected an IP address and a port, such as 10.0.0.1:7700 or [fd00::1]:7700".to_owned()
     })
 }
 

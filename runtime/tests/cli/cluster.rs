@@ -53,7 +53,7 @@ fn a_cluster_is_shown_as_a_table_and_as_json() {
         state.cluster.revoked = vec![RevokedMember {
             role: Role::Node,
             name: NodeId(34).to_string(),
-            since_unix: now.unwrap().as_secs() - 65,
+            since_unix: now.unwrap().as_secs() - 2 * 86_400 - 5 * 3600 - 60,
             reason: "stolen".to_owned(),
         }];
         state.cluster.running_jobs = 1;
@@ -74,7 +74,7 @@ node-0000000000000023  box       10.0.0.1:4000  left 4s ago  -          -       
 node-0000000000000022  box       10.0.0.1:4000  revoked      -          -          -
 
 REVOKED                SINCE      REASON
-node-0000000000000022  1m 5s ago  stolen
+node-0000000000000022  2d 5h ago  stolen
 "
         )
     );
@@ -486,6 +486,17 @@ box (node-000000000000001e) takes no new work
         fake.kolo(&["node", "undrain", "box"]).good(),
         "box (node-0000) takes work again\n"
     );
+    // One that is lost stays drained until it is back.
+    fake.change(|state| state.cluster.nodes = vec![node_info(NodeId(30), false)]);
+    assert_eq!(
+        fake.kolo(&["node", "drain", "node-0000"]).good(),
+        "box (node-0000) is not there, as `kolo status` shows; if it comes back, it takes no new work\n"
+    );
+    fake.change(|state| {
+        let mut node = node_info(NodeId(30), true);
+        node.jobs = vec![JobId(20)];
+        state.cluster.nodes = vec![node];
+    });
     // The same shape, and the job stays.
     let again = fake.kolo(&["node", "undrain", "box", "--format", "json"]);
     let again = again.json();
@@ -497,6 +508,7 @@ box (node-000000000000001e) takes no new work
         ("box", Some(600_000)),
         ("box", Some(60_000)),
         (id, None),
+        (id, Some(60_000)),
         (id, None),
     ];
     let drained = drained.map(|(name, ms)| (name.to_owned(), ms));

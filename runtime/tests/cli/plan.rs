@@ -97,7 +97,7 @@ fn a_host_without_slots_is_not_used() {
     let planned = kolo(&["plan", "--hosts", "a:0,b:2", "--format", "json"]).json();
     assert_eq!(planned, expected);
     let line = kolo(&["run", "-H", "a:0,b:2", "--nnodes", "2", "true"]).bad(2);
-    assert!(line.contains("hosts with slots: 1;"), "{line}");
+    assert!(line.contains("the hosts with slots are only 1;"), "{line}");
 }
 
 #[test]

@@ -200,7 +200,7 @@ fn hosts_are_nodes_of_the_cluster_that_is_given_in_their_order() {
     for (args, part) in [
         (
             &["-H", "nowhere:1", "true"][..],
-            "no node of the cluster is called nowhere; there are 127.0.0.2, 127.0.0.3 ",
+            "no node of the cluster is called `nowhere`; there are 127.0.0.2, 127.0.0.3 ",
         ),
         // The host has one slot, and so its node has one CPU.
         (

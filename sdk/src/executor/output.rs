@@ -75,7 +75,7 @@ static COLOURS: LazyLock<[bool; 2]> = LazyLock::new(|| {
         std::io::stdout().is_terminal(),
         std::io::stderr().is_terminal(),
     ]
-    .map(|is_terminal| is_terminal && ink::is_wanted())
+    .map(|is_terminal| is_terminal && ink::is_wanted(std::env::var_os))
 });
 
 fn format_line(out: &mut Vec<u8>, line: &LogLine, is_coloured: bool) {

@@ -4,6 +4,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::io::AsyncWrite as _;
+
+use super::writer::Writer;
 use crate::end::CloseCode;
 use crate::frame::{FrameError, io};
 use crate::runtime::TransportRuntime;
@@ -15,7 +18,7 @@ use crate::runtime::TransportRuntime;
 /// [`ByteStream::linger`] for an end that loses nothing.
 #[derive(Debug)]
 pub struct ByteStream {
-    send: quinn::SendStream,
+    send: Writer,
     recv: quinn::RecvStream,
     /// Keeps the runtime alive as long as the stream is used.
     runtime: TransportRuntime,
@@ -27,7 +30,7 @@ impl ByteStream {
         runtime: &TransportRuntime,
     ) -> Self {
         Self {
-            send,
+            send: Writer::new(send),
             recv,
             runtime: runtime.clone(),
         }
@@ -44,9 +47,8 @@ impl ByteStream {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<Result<usize, FrameError>> {
-        Pin::new(&mut self.send)
-            .poll_write(cx, bytes)
-            .map_err(|error| io(error.into()))
+        let written = Pin::new(&mut self.send).poll_write(cx, bytes);
+        written.map_err(io)
     }
 
     /// Fills some of `into` and says how much; 0 at the end of the stream. The last waker is woken.
@@ -67,7 +69,7 @@ impl ByteStream {
     /// Says that nothing follows. What was sent is still delivered. Does nothing if the stream has ended.
     pub fn finish(&mut self) {
         // An error only says that it has ended already.
-        drop(self.send.finish());
+        drop(self.send.stream_mut().finish());
     }
 
     /// Lets go of the stream in the background, once the peer has all that was sent, or after `limit`. Dropping it
@@ -78,13 +80,13 @@ impl ByteStream {
         let waiting = runtime.clone();
         runtime.handle().spawn(async move {
             // How it ended does not matter: it is over.
-            drop(waiting.timeout(limit, self.send.stopped()).await);
+            drop(waiting.timeout(limit, self.send.stream().stopped()).await);
         });
     }
 
     /// Ends both directions at once. The peer sees `code`; what it has not read yet may be lost.
     pub fn abort(&mut self, code: CloseCode) {
-        drop(self.send.reset(code.varint()));
+        drop(self.send.stream_mut().reset(code.varint()));
         drop(self.recv.stop(code.varint()));
     }
 }

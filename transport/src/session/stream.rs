@@ -108,7 +108,7 @@ impl FrameSender {
     /// Gives the stream as many bytes of encoded frames as it takes without waiting: all, or what its window
     /// has room for. Returns how many chunks were taken whole; the first one left is cut to what is left of it.
     ///
-    /// Pending if it takes nothing now; then `cx` is woken when it does. Only the last such waker is kept, so
+    /// Pending if it takes nothing now; then `cx` is woken when it does, or when the peer stops the stream. Only the last such waker is kept, so
     /// one task at a time may wait.
     ///
     /// # Errors

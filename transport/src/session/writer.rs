@@ -14,8 +14,8 @@ type Stopped = dyn Future<Output = Result<Option<VarInt>, StoppedError>> + Send 
 
 /// A stream to write to. A write that waits for room also hears that the peer stops the stream.
 ///
-/// quinn-proto 0.11 tells that only to a writer that waits already. One that begins to wait a moment later, when both the
-/// connection's window and the stream's are used up, would never be woken: a stopped stream gets no room any more.
+/// quinn-proto 0.11 wakes for that only a writer that waits already. A writer may begin to wait a moment later, with the stream's
+/// window and the connection's (or its buffer for sending) full. That writer is never woken: a stopped stream gets no more room.
 pub(super) struct Writer {
     stream: quinn::SendStream,
     /// Since the first write that had no room.
@@ -71,8 +71,7 @@ impl Writer {
         Poll::Ready(Err(match end {
             Ok(Some(code)) => WriteError::Stopped(code),
             Ok(None) => WriteError::ClosedStream,
-            Err(StoppedError::ConnectionLost(lost)) => WriteError::ConnectionLost(lost),
-            Err(StoppedError::ZeroRttRejected) => WriteError::ZeroRttRejected,
+            Err(error) => error.into(),
         }))
     }
 }

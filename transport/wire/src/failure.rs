@@ -80,7 +80,7 @@ impl fmt::Display for RankFailure {
         } else {
             write!(f, "rank {rank} on {hostname} (pid {})", self.pid)?;
             match self.exit {
-                // Nobody has seen the end: its node is lost.
+                // Nobody has seen the end: the node is lost, or the worker's warden.
                 Exit::Unknown => f.write_str(" is lost")?,
                 exit => write!(f, " ended with {exit}")?,
             }

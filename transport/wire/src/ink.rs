@@ -1,6 +1,6 @@
 //! Colours for terminals.
 
-use std::env::var_os;
+use std::ffi::OsString;
 
 use crate::node::Stdio;
 
@@ -15,11 +15,11 @@ const RANKS: [&str; 6] = [
     "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[96m",
 ];
 
-/// Whether the environment lets a terminal have colours: not with `NO_COLOR` (<https://no-color.org>) or `TERM=dumb`.
-#[must_use]
-pub fn is_wanted() -> bool {
-    let is_asked_not = var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !is_asked_not && var_os("TERM").is_none_or(|term| term != "dumb")
+/// Whether the environment lets a terminal have colours: not with `NO_COLOR` (<https://no-color.org>) or `TERM=dumb`. `var` looks a
+/// variable up.
+pub fn is_wanted(var: impl Fn(&'static str) -> Option<OsString>) -> bool {
+    let is_asked_not = var("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !is_asked_not && var("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// What stands before a line of a rank, in the colour of the rank; before a line on standard error in red.
@@ -40,5 +40,14 @@ mod tests {
     fn ranks_and_their_errors_have_colours() {
         assert_eq!(prefix(b"[7]", 7, Stdio::Stdout), b"\x1b[33m[7]\x1b[0m");
         assert_eq!(prefix(b"[7]", 7, Stdio::Stderr), b"\x1b[31m[7]\x1b[0m");
+        for (variable, value, wanted) in [
+            ("NO_COLOR", "1", false),
+            ("NO_COLOR", "", true),
+            ("TERM", "dumb", false),
+            ("TERM", "xterm", true),
+        ] {
+            let var = |name| (name == variable).then(|| value.into());
+            assert_eq!(is_wanted(var), wanted, "{variable}={value}");
+        }
     }
 }

@@ -408,6 +408,12 @@ impl<'a> Job<'a> {
     /// Takes the output of nodes.
     async fn placed(&mut self, job: JobId, nodes: Arc<Vec<PlacedNode>>) {
         self.outcome.job = Some(job);
+        if !self.group.healthy {
+            progress::show(format!(
+                "starting {}",
+                Counted(self.request.workers, "worker")
+            ));
+        }
         // Before any output of theirs.
         let shared = nodes.iter().any(|node| node.ranks.len() > 1);
         if let Some(note) = self.request.if_shared.take_if(|_| shared) {
@@ -442,24 +448,17 @@ impl<'a> Job<'a> {
         if self.outcome.is_elastic {
             self.outcome.workers = table.world_size();
             let elastic = self.request.spec.elastic.as_deref();
-            let small = elastic.and_then(|limits| report::begins_small(table.world_size(), limits));
+            let most = elastic.map_or(0, |limits| limits.max);
+            let small = report::begins_small(table.world_size(), most);
             if let Some(told) = small.filter(|_| !group.healthy) {
                 say(&told);
             }
             // The first one may have failed before all its workers ran.
             if table.generation.0 > 1 {
-                let how = if starts_anew {
-                    "is started anew"
-                } else {
-                    "goes on"
-                };
                 let told = format!(": {}", std::mem::take(&mut group.fallen));
                 let cause = table.cause.strip_suffix(&told).unwrap_or(&table.cause);
-                let healed = broken_at.map_or_else(String::new, |at| {
-                    let after = now.saturating_duration_since(at).as_millis() as u64;
-                    format!("; healed in {}", human(after))
-                });
-                say(&format!("the group {how}: {cause}{healed}"));
+                let healed = broken_at.map(|at| now.saturating_duration_since(at));
+                say(&report::next_group(starts_anew, cause, healed));
             }
             group.missing.clear();
             group.present = table.generation;

@@ -9,7 +9,7 @@ use kolo_transport::wire::{JobSpec, Milli, NodeInfo, NodeShare, Placement};
 
 use super::super::args::workers;
 use super::super::error::CliError;
-use super::super::ids::nodes_meant;
+use super::super::ids::{Called, listed};
 use super::args::Run;
 use super::target::{Target, usage};
 use crate::hosts::HostSlots;
@@ -97,7 +97,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         Ok(workers) if (1..=MAX_WORLD_SIZE).contains(&workers) => workers,
         _ => {
             return usage(format!(
-                "{workers} workers are asked for; allowed are 1 to {MAX_WORLD_SIZE}"
+                "requested {workers} workers; allowed are 1 to {MAX_WORLD_SIZE}"
             ));
         }
     };
@@ -109,7 +109,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
         }
         Target::Local if workers > MAX_PER_NODE => {
             return usage(format!(
-                "{workers} workers are asked for; one host takes at most {MAX_PER_NODE}"
+                "requested {workers} workers; one host takes at most {MAX_PER_NODE}"
             ));
         }
         Target::Hosts(list) | Target::Nodes(list) => {
@@ -117,7 +117,7 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 && hosts as usize > used(list).count()
             {
                 return usage(format!(
-                    "--nnodes is {hosts}, and hosts with slots: {}; give as many hosts, or a smaller --nnodes",
+                    "--nnodes is {hosts}, and the hosts with slots are only {}; give more hosts, or a smaller --nnodes",
                     used(list).count()
                 ));
             }
@@ -213,32 +213,19 @@ pub(super) fn nodes_called(
     shares: Vec<(HostSlots, u32)>,
     nodes: &[NodeInfo],
 ) -> Result<Vec<NodeShare>, CliError> {
+    let alive = || nodes.iter().filter(|node| node.alive);
+    let called = Called::of(alive());
     let (mut layout, mut given) = (Vec::new(), HashSet::new());
     for (host, workers) in shares {
         let name = host.destination();
-        let mut found = nodes_meant(&host.host, nodes)?;
-        found.retain(|node| node.alive);
-        let node = match found[..] {
-            [node] => node,
-            [] => {
-                let alive = nodes.iter().filter(|node| node.alive);
-                let mut names: Vec<&str> = alive.map(|node| node.hostname.as_str()).collect();
-                names.sort_unstable();
-                return usage(format!(
-                    "no node of the cluster is called {name}; there are {} (hosts are reached over ssh where no head is given: \
-                     without KOLO_HEAD and --head)",
-                    listed(&names)
-                ));
-            }
-            _ => {
-                let ids: Vec<String> = found.iter().map(|node| node.node.to_string()).collect();
-                let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-                return usage(format!(
-                    "{} nodes of the cluster are called {name}: give the id in place of the name, which is one of {}",
-                    ids.len(),
-                    listed(&ids)
-                ));
-            }
+        let Some(node) = called.find(&host.host)? else {
+            let mut names: Vec<String> = alive().map(|node| node.hostname.clone()).collect();
+            names.sort_unstable();
+            return usage(format!(
+                "no node of the cluster is called `{name}`; there are {} (hosts are reached over ssh where no head is given: \
+                 without KOLO_HEAD and --head)",
+                listed(&names)
+            ));
         };
         if node.draining {
             return usage(format!(
@@ -254,22 +241,6 @@ pub(super) fn nodes_called(
         layout.push(NodeShare { node, workers });
     }
     Ok(layout)
-}
-
-/// The first few of them.
-fn listed(names: &[&str]) -> String {
-    const SHOWN: usize = 8;
-    match names {
-        [] => "none".to_owned(),
-        names if names.len() > SHOWN => {
-            format!(
-                "{} and {} more",
-                names[..SHOWN].join(", "),
-                names.len() - SHOWN
-            )
-        }
-        names => names.join(", "),
-    }
 }
 
 #[cfg(test)]
@@ -319,7 +290,7 @@ mod tests {
                 "node-0000000000000003",
                 "b",
                 "FD00:0::2",
-                "node-4a"
+                "node-4a00"
             ])
             .unwrap(),
             [(2, 1), (3, 2), (1, 3), (7, 4), (0x4a << 56, 5)]
@@ -328,21 +299,23 @@ mod tests {
         for (hosts, message) in [
             (
                 &["b", "gone"][..],
-                "no node of the cluster is called gone; there are a.example, b, fd00::2, four, node-0000000000000005, two, two",
+                "no node of the cluster is called `gone`; there are a.example, b, fd00::2, four, node-0000000000000005, two, two",
             ),
             (
                 &["two"],
-                "2 nodes of the cluster are called two: give the id in place of the name, which is one of \
+                "2 nodes of the cluster are called `two`: give the id in place of the name, which is one of \
                  node-0000000000000003, node-0000000000000004",
             ),
             (&["b", "node-0000000000000001"], "which is given already"),
-            (&["node-00"], "`node-00` is the start of 7 nodes"),
+            (&["node-0000"], "`node-0000` is the start of 6 nodes"),
+            (&["node-4"], "no node of the cluster is called `node-4`"),
         ] {
             let error = ask(hosts).unwrap_err();
             assert_eq!(error.exit_code(), 2);
             assert!(error.to_string().contains(message), "{error}");
         }
         assert_eq!(listed(&[]), "none");
-        assert_eq!(listed(&["x"; 10]), "x, x, x, x, x, x, x, x and 2 more");
+        let ten = ["x"; 10].map(str::to_owned);
+        assert_eq!(listed(&ten), "x, x, x, x, x, x, x, x and 2 more");
     }
 }

@@ -1,6 +1,7 @@
 //! The cluster that a job runs on: one that is there, or one that is started for it.
 
 use std::convert::Infallible;
+use std::ffi::OsString;
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -186,26 +187,35 @@ fn gpus_for_all(options: &Run) -> bool {
 /// Refuses a job that this machine has too few GPUs for, which no waiting changes.
 fn has_gpus(plan: &Plan) -> Result<(), CliError> {
     let each = plan.spec.per_worker.gpus;
-    let elastic = plan.spec.elastic.as_deref();
-    let workers = elastic.map_or(plan.workers, |elastic| elastic.min);
     if each == 0 {
         return Ok(());
     }
+    let elastic = plan.spec.elastic.as_deref();
+    let workers = elastic.map_or(plan.workers, |elastic| elastic.min);
     let found = own_resources(plan).find();
     let found = found.map_err(|error| CliError::Usage(error.to_string()))?;
-    match found.resources.gpus {
-        gpus if u64::from(gpus) >= u64::from(each) * u64::from(workers) => Ok(()),
-        0 => usage(format!(
-            "--gpus-per-worker is {each}, and this machine has no GPU (looked for: /dev/nvidia* and CUDA_VISIBLE_DEVICES); leave \
-             --gpus-per-worker out, or give hosts or a cluster that have some"
-        )),
-        gpus => usage(format!(
-            "--gpus-per-worker is {each} for {}, and this machine has {}: ask for less, or leave --gpus-per-worker out, \
-             so that the workers share all",
-            Counted(workers, "worker"),
-            Counted(gpus, "GPU")
-        )),
+    let variable = std::env::var_os("CUDA_VISIBLE_DEVICES");
+    let lack = lack_of_gpus(each, workers, found.resources.gpus, variable);
+    lack.map_or(Ok(()), usage)
+}
+
+/// What is said if there are too few GPUs.
+fn lack_of_gpus(each: u32, workers: u32, there: u32, visible: Option<OsString>) -> Option<String> {
+    if u64::from(each) * u64::from(workers) <= u64::from(there) {
+        return None;
     }
+    let there = match there {
+        0 => "no GPU".to_owned(),
+        some => Counted(some, "GPU").to_string(),
+    };
+    let by = match visible {
+        Some(devices) => format!("CUDA_VISIBLE_DEVICES is `{}`", devices.display()),
+        None => "of /dev/nvidia*".to_owned(),
+    };
+    let workers = Counted(workers, "worker");
+    Some(format!(
+        "--gpus-per-worker is {each} for {workers}, and this machine has {there} ({by}); leave --gpus-per-worker out, or give hosts with more"
+    ))
 }
 
 async fn here_alone(
@@ -334,4 +344,29 @@ async fn link(
         head: connection,
         connect_timeout,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_gpus_are_told_with_what_is_seen() {
+        let lack = |each, workers, there, visible: Option<&str>| {
+            lack_of_gpus(each, workers, there, visible.map(OsString::from))
+        };
+        assert_eq!(lack(2, 4, 8, None), None);
+        let none = lack(1, 1, 0, None).unwrap();
+        assert!(
+            none.starts_with(
+                "--gpus-per-worker is 1 for 1 worker, and this machine has no GPU (of /dev/nvidia*); "
+            ),
+            "{none}"
+        );
+        let few = lack(2, 4, 1, Some("3")).unwrap();
+        assert!(
+            few.contains("for 4 workers, and this machine has 1 GPU (CUDA_VISIBLE_DEVICES is `3`)"),
+            "{few}"
+        );
+    }
 }

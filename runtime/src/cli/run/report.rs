@@ -6,13 +6,13 @@ use kolo_transport::ids::JobId;
 use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{
-    Elastic, Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind,
-    WorkerError,
+    Exit, Fall, Follower, Followers, JobState, RankFailure, Refusal, RefusalKind, WorkerError,
 };
 use serde::Serialize;
 
 use super::super::error::CliError;
 use super::super::ids::shortened;
+use super::super::output::human;
 
 /// The job has run as long as it may; the same as timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -141,13 +141,25 @@ pub(super) fn fall(fall: &Fall) -> Vec<String> {
 }
 
 /// Says of a group that begins with fewer workers than are wanted that more may come.
-pub(super) fn begins_small(workers: u32, limits: &Elastic) -> Option<String> {
-    let most = limits.max;
+pub(super) fn begins_small(workers: u32, most: u32) -> Option<String> {
     let there = Counted(workers, "worker");
     let told = || {
         format!("the group begins with {there} of at most {most}: there is room for no more yet")
     };
     (workers < most).then(told)
+}
+
+/// Says that there is another group, and how long the last loss took.
+pub(super) fn next_group(starts_anew: bool, cause: &str, healed: Option<Duration>) -> String {
+    let how = if starts_anew {
+        "is started anew"
+    } else {
+        "goes on"
+    };
+    let healed = healed.map_or_else(String::new, |time| {
+        format!("; healed in {}", human(time.as_millis() as u64))
+    });
+    format!("the group {how}: {cause}{healed}")
 }
 
 /// Says why a group is stopped.
@@ -256,7 +268,12 @@ impl Outcome {
         let reason = self.refusal.as_ref().filter(|_| self.is_elastic);
         if let Some(reason) = reason.filter(|_| !is_ended_here) {
             // The last failure is a part of it.
-            lines.push(format!("kolo: {}", shortened(&reason.to_string())));
+            // Words of workers stay as they are.
+            let reason = match self.failure {
+                Some(_) => reason.to_string(),
+                None => shortened(&reason.to_string()),
+            };
+            lines.push(format!("kolo: {reason}"));
             lines.extend(self.told_after());
         } else if let Some(failure) = &self.failure {
             if self.followers.is_empty() {
@@ -524,6 +541,17 @@ mod tests {
         assert_eq!(json["followers"][0]["after_ms"], 412);
         assert_eq!(json["more_followers"], 2);
 
+        // What came at the same time, after a rank whose end nobody has seen.
+        outcome.followers.first[0].after_ms = 0;
+        outcome.failure.as_mut().unwrap().exit = Exit::Unknown;
+        let told = outcome.text();
+        for part in [
+            "(pid 4711) was lost first: ValueError",
+            "kolo: at the same time: rank 0 on a ",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+
         let told = Fall {
             cause: outcome.failure.clone().unwrap(),
             followers: outcome.followers.clone(),
@@ -534,6 +562,16 @@ mod tests {
             ..told
         };
         assert_eq!(fall(&alone), [""; 0], "the reason of the change has it");
+    }
+
+    #[test]
+    fn a_group_that_begins_with_fewer_than_it_may_have_says_so() {
+        assert_eq!(begins_small(4, 4), None);
+        let told = begins_small(1, 4).unwrap();
+        assert!(
+            told.starts_with("the group begins with 1 worker of at most 4: "),
+            "{told}"
+        );
     }
 
     #[test]

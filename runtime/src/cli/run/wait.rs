@@ -8,6 +8,7 @@ use kolo_transport::wire::{HeadReply, HeadRequest, RefusalKind};
 use tokio::sync::oneshot;
 
 use super::super::error::CliError;
+use super::super::ids::shortened;
 use super::super::link::Link;
 use super::super::progress;
 use super::super::show::is_ending;
@@ -56,6 +57,7 @@ pub(super) async fn run(
             if !std::mem::replace(&mut is_told, true) {
                 let why = why.lines().next().unwrap_or_default();
                 let patience = Span(patience);
+                let why = shortened(why);
                 say(&format!("waiting at most {patience} for room: {why}"));
                 progress::show("waiting for room".to_owned());
             }

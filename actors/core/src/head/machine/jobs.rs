@@ -62,7 +62,7 @@ impl HeadCore {
         let waits = error.fits_when_idle();
         let mut refusal = Refusal::from(error);
         if waits {
-            let remedy = ": wait for that (`kolo run --wait 10m`), or ask for less";
+            let remedy = ": wait for that (`kolo run` does with --wait DURATION), or ask for less";
             refusal.message.push_str(remedy);
         }
         let drained = self.registry.drained();

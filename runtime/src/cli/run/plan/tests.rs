@@ -102,7 +102,7 @@ fn numbers_of_workers_in_all_dialects() {
         ("--nnodes 2 x", "this machine is one host"),
         ("-n 3 --nproc-per-node 2 x", "make 2 workers"),
         ("-H a:2 -n 3 x", "the hosts have 2 slots"),
-        ("-H a:2 --nnodes 2 x", "hosts with slots: 1;"),
+        ("-H a:2 --nnodes 2 x", "the hosts with slots are only 1;"),
         ("-H a:2,a:1 x", "are one machine"),
         (
             "-n 2 --ranks 1,5 x",

@@ -332,13 +332,14 @@ fn a_group_grows_between_two_calls_of_its_driver() {
 #[test]
 fn a_job_waits_for_room_as_long_as_for_its_start() {
     let mut group = Group::new();
-    let job = group.submit(1, 2, 2);
+    let job = group.submit(1, 2, 4);
     group.node(1, 1);
     group.pass(29);
     assert!(group.world.end(job).is_none());
     group.pass(2);
     let refusal = group.world.refusal(job);
     assert_eq!(refusal.kind, RefusalKind::Timeout);
+    // What the job can't do without, not all that it may have.
     let missing = "requested 2 workers with 1 cpu each: room for 1 on 1 node\n  host1";
     assert!(
         refusal.message.contains("min_workers") && refusal.message.contains(missing),

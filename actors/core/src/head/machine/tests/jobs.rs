@@ -19,7 +19,7 @@ fn two_jobs_run_at_once_on_disjoint_resources() {
     assert_eq!(refusal.kind, RefusalKind::Unplaceable);
     let missing = "host1 (node-0000000000000001) has room for 0; cpus free: 0";
     assert!(refusal.message.contains(missing), "{refusal}");
-    let remedy = "it fits when other jobs have ended: wait for that (`kolo run --wait 10m`), or ask for less";
+    let remedy = "it fits when other jobs have ended: wait for that (`kolo run` does with --wait DURATION), or ask for less";
     assert!(refusal.message.ends_with(remedy), "{refusal}");
 
     for (job, node) in [(one, first), (two, second)] {
