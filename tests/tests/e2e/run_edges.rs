@@ -207,7 +207,7 @@ async fn on_a_cluster_nodes_of_one_name_are_told_apart() {
     let err = text(&out.stderr);
     assert_eq!(code(&out), 2, "{err}");
     assert!(
-        err.contains("2 nodes of the cluster are called one: give the id"),
+        err.contains("2 nodes of the cluster are called `one`: give the id"),
         "{err}"
     );
     cluster.stop().await.unwrap();
