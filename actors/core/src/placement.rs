@@ -9,7 +9,7 @@ mod names;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use kolo_wire::counted::Counted;
 use kolo_wire::ids::NodeId;
@@ -70,10 +70,7 @@ impl fmt::Display for NodeShortage {
             self.hostname, self.node, self.room
         )?;
         // What is requested is said before, for the whole group.
-        for (index, shortage) in self.shortages.iter().enumerate() {
-            f.write_str(if index == 0 { "; " } else { ", " })?;
-            write!(f, "{} free: {}", shortage.resource, shortage.available)?;
-        }
+        f.write_str(&what_is_free(&self.shortages))?;
         Ok(())
     }
 }
@@ -173,12 +170,12 @@ impl fmt::Display for Unplaceable {
             Placement::Spread { hosts, slots } => {
                 write!(
                     f,
-                    "requested {} with {} of {} each: {} of {} have room",
+                    "requested {} with {} of {} each: nodes with room: {} of {}",
                     Counted(hosts, "node"),
                     Counted(slots, "worker"),
                     self.per_worker,
                     self.available,
-                    Counted(self.nodes, "node")
+                    self.nodes
                 )?;
             }
         }
@@ -210,6 +207,21 @@ fn outlook(fits: bool, when_idle: u64, remedy: &str) -> String {
         return "it fits when other jobs have ended".to_owned();
     }
     format!("without other jobs it would be {when_idle}: {remedy}, or ask for less")
+}
+
+/// `; cpus free: 1, gpus free: 0`, of what lacks.
+fn what_is_free(shortages: &[Shortage]) -> String {
+    let mut text = String::new();
+    for (index, shortage) in shortages.iter().enumerate() {
+        let start = if index == 0 { "; " } else { ", " };
+        // A text takes all that is written.
+        let _ = write!(
+            text,
+            "{start}{} free: {}",
+            shortage.resource, shortage.available
+        );
+    }
+    text
 }
 
 /// `1 worker with 2 cpus`, `3 workers with 2 cpus each`.
@@ -350,13 +362,13 @@ pub fn lay_out(
             if room < *workers {
                 let when_idle = offer.total.count(per_worker).min(offer.most);
                 let fits_when_idle = when_idle >= *workers;
+                let shortages = offer.available.shortages(&per_worker.times(*workers));
                 return Err(PlacementError::Layout {
                     text: format!(
-                        "requested {} on {} ({node}): room for {room}; it has {}, free: {}\n  {}",
+                        "requested {} on {} ({node}): room for {room}{}\n  {}",
                         with_each(*workers, per_worker),
                         offer.hostname,
-                        offer.total,
-                        offer.available,
+                        what_is_free(&shortages),
                         outlook(fits_when_idle, when_idle.into(), "give more nodes")
                     ),
                     fits_when_idle,

@@ -77,12 +77,12 @@ struct Args {
     advertise: Option<SocketAddr>,
 
     /// CPUs that it offers, in steps of 0.001 [default: those that it may use]
-    #[arg(long, value_name = "NUMBER", value_parser = amount)]
+    #[arg(long, value_name = "NUMBER", value_parser = amount, allow_negative_numbers = true)]
     cpus: Option<f64>,
 
     /// GPUs that it offers: the first NUMBER of CUDA_VISIBLE_DEVICES, or else devices 0 to NUMBER-1 [default: all of
     /// CUDA_VISIBLE_DEVICES, or /dev/nvidia*]
-    #[arg(long, value_name = "NUMBER", value_parser = number)]
+    #[arg(long, value_name = "NUMBER", value_parser = number, allow_negative_numbers = true)]
     gpus: Option<u32>,
 
     /// Another resource that it offers; may be given many times

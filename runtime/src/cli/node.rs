@@ -113,14 +113,14 @@ fn drained(options: &Drain, drain: &NodeDrain, out: &mut Output<'_>) -> Result<(
     let mut lines = vec![format!("{hostname} ({node}) takes no new work")];
     if !leaving.is_empty() {
         lines.push(format!(
-            "  leave the node within {}: {}",
+            "  to leave the node within {}: {}",
             Span(options.deadline),
             listed(leaving)
         ));
     }
     if !staying.is_empty() {
         lines.push(format!(
-            "  stay there until they end: {}; `kolo stop` ends a job",
+            "  to stay until their end: {}; `kolo stop` ends a job",
             listed(staying)
         ));
     }

@@ -21,9 +21,13 @@ async fn shown(
     show: impl AsyncFn(&Client, &mut Output<'_>) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     let client = Client::connect(&connect.config()).await?;
+    let mut is_first = true;
     loop {
         let mut page = Vec::new();
         show(&client, &mut out.aside(&mut page)).await?;
+        if !std::mem::replace(&mut is_first, false) {
+            out.next_page()?;
+        }
         let Some(every) = watch.every else {
             out.bytes(&page)?;
             break;
@@ -35,8 +39,6 @@ async fn shown(
         }
         out.flush()?;
         tokio::time::sleep(every).await;
-        // It waits in the buffer until the next page is there.
-        out.next_page()?;
     }
     client.close().await;
     Ok(())
@@ -190,8 +192,12 @@ fn submitted(job: &JobInfo) -> u64 {
     job.age_ms.saturating_add(job.ended_ms.unwrap_or(0))
 }
 
+/// An age for a table: in the largest unit alone.
 fn ago(ms: u64) -> String {
-    format!("{} ago", human(ms))
+    let units = [86_400_000, 3_600_000, 60_000];
+    let unit = units.into_iter().find(|unit| ms >= *unit);
+    let whole = unit.map_or(ms, |unit| ms - ms % unit);
+    format!("{} ago", human(whole))
 }
 
 /// Whether the job has failed or was stopped, and its workers have not ended yet.
@@ -269,7 +275,7 @@ fn placed_on(job: &JobInfo) -> usize {
 fn workers(job: &JobInfo, out: &mut Output<'_>) -> Result<(), CliError> {
     let age = human(job.age_ms);
     let age = match job.ended_ms {
-        Some(ended) => format!("lasted {age}, ended {}", ago(ended)),
+        Some(ended) => format!("lasted {age}, ended {} ago", human(ended)),
         None if job.state.is_final() => format!("lasted {age}"),
         None => format!("runs for {age}"),
     };

@@ -6,6 +6,7 @@ use kolo_transport::wire::span::Span;
 use super::args::{Connect, Format, Stop};
 use super::client::Client;
 use super::error::CliError;
+use super::ids::shortened;
 use super::output::Output;
 use crate::http::dto;
 
@@ -40,8 +41,14 @@ pub(super) async fn run(
         return out.json(&dto::Job::from(&after));
     }
     if before.state.is_final() {
-        out.line(&format!("{} has ended already: {}", after.job, after.state))
+        out.line(&shortened(&format!(
+            "{} has ended already: {}",
+            after.job, after.state
+        )))
     } else {
-        out.line(&format!("{} has ended: {}", after.job, after.state))
+        out.line(&shortened(&format!(
+            "{} has ended: {}",
+            after.job, after.state
+        )))
     }
 }

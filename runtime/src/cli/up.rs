@@ -11,7 +11,7 @@ use kolo_transport::{JoinToken, RandomId as _};
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
 
-use super::args::{Connect, Format, time};
+use super::args::{Connect, Format, count, time};
 use super::client::{Client, ClientConfig};
 use super::error::CliError;
 use super::host_args::{HostArgs, SshArgs};
@@ -21,6 +21,7 @@ use super::up_head::{Folder, LAUNCH_PREFIX, heads_dir, listen, start_head, stop_
 use super::up_record::Pending;
 use crate::hosts::HostSlots;
 use crate::local::loopback;
+use crate::settings::values::address;
 use crate::signals::{self, Ends};
 use crate::ssh::state::Launch;
 use crate::ssh::{
@@ -46,7 +47,7 @@ pub(super) struct Up {
     #[arg(long)]
     pub(super) own_head: bool,
     /// Where a head that is started listens [default: a free port on all interfaces]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(super) head_listen: Option<SocketAddr>,
     /// HOST:PORT by which all hosts reach the head [default: what works, of the addresses that are known]
     #[arg(long, value_name = "HOST:PORT")]
@@ -55,8 +56,8 @@ pub(super) struct Up {
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = time)]
     pub(super) lease: Duration,
     /// How many hosts are brought up at the same time
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub(super) parallel: usize,
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
+    pub(super) parallel: u32,
     /// Do not show how far each host is
     #[arg(long, short)]
     pub(super) quiet: bool,
@@ -151,7 +152,7 @@ pub(super) async fn run(
     let ssh = SshOptions {
         detach: options.detach,
         lease: options.lease,
-        parallel: options.parallel,
+        parallel: options.parallel as usize,
         ..options.ssh.options()
     };
     let config = connect.config();

@@ -139,12 +139,12 @@ fn jobs_are_shown_as_a_table_and_as_json() {
     assert_eq!(
         fake.kolo(&["jobs"]).good(),
         "\
-JOB       NAME              STATE      READY  NODES  OWNER        SUBMITTED  ENDED      REASON
-job-cd00  digits            healthy    3/3    2      driver-0000  1m 1s ago  -
-job-0000  bad\\u{1b}[2Jname  failed     -      2      driver-0000  2m 6s ago  1m 5s ago  node-0000 has ended rank 1
-job-ce00  digits            pending    -      -      driver-0000  1m 1s ago  -
-job-ef00  digits            succeeded  -      2      driver-0000  1m 1s ago  0s ago
-job-de00  digits            ending     0/3    2      driver-0000  1m 1s ago  -          rank 1 failed
+JOB       NAME              STATE      READY  NODES  OWNER        SUBMITTED  ENDED   REASON
+job-cd00  digits            healthy    3/3    2      driver-0000  1m ago     -
+job-0000  bad\\u{1b}[2Jname  failed     -      2      driver-0000  2m ago     1m ago  node-0000 has ended rank 1
+job-ce00  digits            pending    -      -      driver-0000  1m ago     -
+job-ef00  digits            succeeded  -      2      driver-0000  1m ago     0s ago
+job-de00  digits            ending     0/3    2      driver-0000  1m ago     -       rank 1 failed
 "
     );
     let job = fake.kolo(&["jobs", "00"]).good();
@@ -193,9 +193,9 @@ fn a_job_is_stopped_by_the_start_of_its_id() {
         ];
     });
     let stopped = fake.kolo(&["stop", "job-ab0"]).good();
-    assert_eq!(stopped, "job-ab00000000000000 has ended: stopped\n");
+    assert_eq!(stopped, "job-ab00 has ended: stopped\n");
     let ended = fake.kolo(&["stop", "abc"]).good();
-    assert_eq!(ended, "job-abcd000000000000 has ended already: failed\n");
+    assert_eq!(ended, "job-abcd has ended already: failed\n");
     let found = fake.kolo(&["stop", "ab0", "--format", "json"]).json();
     assert_eq!(found["state"], "stopped");
     // The one that had ended was left alone.
@@ -470,8 +470,8 @@ fn a_node_is_drained_and_takes_work_again() {
             .good(),
         "\
 box (node-000000000000001e) takes no new work
-  leave the node within 10m: job-0000000000000014
-  stay there until they end: job-0000000000000015, job-0000000000000016; `kolo stop` ends a job
+  to leave the node within 10m: job-0000000000000014
+  to stay until their end: job-0000000000000015, job-0000000000000016; `kolo stop` ends a job
 "
     );
     let json = fake.kolo(&["node", "drain", "box", "--format", "json"]);

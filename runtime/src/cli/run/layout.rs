@@ -64,7 +64,8 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
                 Some(all) if all % per_node == 0 => Some(u64::from(all)),
                 Some(all) => {
                     return usage(format!(
-                        "{all} workers can't be {per_node} on each host; give a multiple of it"
+                        "{} can't be {per_node} on each host; give a multiple of {per_node}",
+                        Counted(all, "worker")
                     ));
                 }
                 // One host, as torchrun has it.
@@ -75,7 +76,8 @@ pub(super) fn placement(options: &Run, target: &Target) -> Result<(Placement, u3
             Some(all) if all % hosts == 0 => Some(u64::from(all)),
             Some(all) => {
                 return usage(format!(
-                    "{all} workers can't be spread evenly over {hosts} hosts; give a multiple of it"
+                    "{} can't be spread evenly over {hosts} hosts; give a multiple of {hosts}",
+                    Counted(all, "worker")
                 ));
             }
             None => Some(u64::from(hosts)),
@@ -219,6 +221,11 @@ pub(super) fn nodes_called(
     for (host, workers) in shares {
         let name = host.destination();
         let Some(node) = called.find(&host.host)? else {
+            if Called::of(nodes).find(&host.host)?.is_some() {
+                return usage(format!(
+                    "{name} is not there any more, as `kolo status` shows; leave {name} out, or start kolo-node there again"
+                ));
+            }
             let mut names: Vec<String> = alive().map(|node| node.hostname.clone()).collect();
             names.sort_unstable();
             return usage(format!(
@@ -297,9 +304,10 @@ mod tests {
         );
         assert_eq!(ask(&["node-0000000000000005"]).unwrap(), [(5, 1)]);
         for (hosts, message) in [
+            (&["gone"][..], "gone is not there any more"),
             (
-                &["b", "gone"][..],
-                "no node of the cluster is called `gone`; there are a.example, b, fd00::2, four, node-0000000000000005, two, two",
+                &["b", "nowhere"],
+                "no node of the cluster is called `nowhere`; there are a.example, b, fd00::2, four, node-0000000000000005, two, two",
             ),
             (
                 &["two"],

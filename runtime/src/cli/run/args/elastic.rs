@@ -24,7 +24,7 @@ pub(crate) struct ElasticArgs {
     /// lost, leave or join cost nothing
     #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) max_restarts: Option<u32>,
-    /// How often the group is started anew for any reason [default: no limit]
+    /// How often a group all of whose workers ran is followed by another one, for any reason [default: no limit]
     #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) reset_limit: Option<u32>,
     /// How long the job waits for its fewest workers [default: 10m]
