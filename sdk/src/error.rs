@@ -10,6 +10,7 @@ use kolo_transport::identity::IdentityError;
 use kolo_transport::ids::JobId;
 use kolo_transport::join::JoinError;
 use kolo_transport::session::RequestError;
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{JobState, NodeReply, PlacedNode, RankFailure, Refusal};
 
 pub use crate::call::{BusyRank, CallError, CallErrorKind, FailedCall, RankCause, RankError};
@@ -313,7 +314,8 @@ pub enum StartError {
     /// It took longer than the start timeout, and the head did not say why. Raise `start_timeout`, or look at the
     /// head's log.
     #[error(
-        "the group did not start within {after:?}, while {phase}; raise start_timeout, or look at the logs of the head and the nodes"
+        "the group did not start within {}, while {phase}; raise start_timeout, or look at the logs of the head and the nodes",
+        Span(*after)
     )]
     TimedOut {
         /// The start timeout.
@@ -434,7 +436,7 @@ pub enum ShutdownError {
         reason: String,
     },
     /// The group did not end in time. The head goes on to stop it.
-    #[error("{job} did not end within {after:?}; the head goes on to stop it")]
+    #[error("{job} did not end within {}; the head goes on to stop it", Span(*after))]
     TimedOut {
         /// The job.
         job: JobId,

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::end::{CloseCode, ConnectionLost};
+use crate::wire::span::Span;
 
 /// A body up to so many bytes is copied behind its head, to write both at once.
 const SMALL_BODY: usize = 64 * 1024;
@@ -38,7 +39,7 @@ pub enum FrameError {
     #[error(transparent)]
     Lost(#[from] ConnectionLost),
     /// The frame did not come in time.
-    #[error("no whole frame came within {after:?}")]
+    #[error("no whole frame came within {}", Span(*after))]
     TimedOut {
         /// The deadline.
         after: Duration,

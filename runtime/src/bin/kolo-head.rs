@@ -43,6 +43,7 @@ Examples:
   kolo --head 127.0.0.1:7700 --credentials /var/lib/kolo/admin token create --role driver";
 
 /// The head of a kolo cluster: nodes register with it, drivers submit jobs to it.
+// A field for each option.
 #[derive(Debug, Parser)]
 #[command(name = "kolo-head", version, after_help = EXAMPLE)]
 struct Args {

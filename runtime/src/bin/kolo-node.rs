@@ -51,6 +51,7 @@ Examples:
 const REVOKED: u8 = 3;
 
 /// A node of a kolo cluster: it offers its resources to jobs and runs their workers.
+// A field for each option.
 #[derive(Debug, Parser)]
 #[command(name = "kolo-node", version, after_help = EXAMPLE)]
 struct Args {

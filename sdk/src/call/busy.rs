@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::Rank;
+use kolo_transport::wire::span::Span;
 
 /// Ranks that a message shows.
 const MOST: usize = 4;
@@ -40,14 +41,10 @@ impl fmt::Display for BusyRank {
             call,
             since,
         } = self;
-        // Whole milliseconds, and of longer times whole seconds.
-        let since = match since.as_secs() {
-            0 => Duration::from_millis(since.as_millis() as u64),
-            seconds => Duration::from_secs(seconds),
-        };
+        let since = Span::rough(*since);
         write!(
             f,
-            "rank {rank} ({hostname}) is still in `{call}`, sent {since:?} ago"
+            "rank {rank} ({hostname}) is still in `{call}`, sent {since} ago"
         )
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use kolo_transport::ids::{Generation, Rank};
+use kolo_transport::wire::span::Span;
 use kolo_transport::wire::{CallFailure, Exit, FailureKind, RankFailure};
 
 use super::busy::BusyRank;
@@ -295,8 +296,9 @@ pub enum CallError {
     /// Some ranks had no result when the deadline passed. The call was cancelled there: it does not begin if
     /// it had not, and an asynchronous one stops at its next await point.
     #[error(
-        "`{call}` had no result from {} after {after:?}, its deadline{}",
+        "`{call}` had no result from {} after {}, its deadline{}",
         ranks_text(.missing.iter().copied()),
+        Span(*after),
         BusyRank::text(.busy).map_or(String::new(), |text| format!(": {text}"))
     )]
     Deadline {

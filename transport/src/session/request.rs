@@ -2,6 +2,7 @@
 
 use crate::end::{CloseCode, ConnectionLost};
 use crate::frame::FrameError;
+use crate::wire::span::Span;
 
 /// Why a request has no reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,7 +13,7 @@ pub enum RequestError {
     Lost(#[from] ConnectionLost),
     /// No reply by the deadline. The peer was told that the reply is not wanted any more; whether the request
     /// was done is unknown.
-    #[error("no reply within {after:?}")]
+    #[error("no reply within {}", Span(*after))]
     Deadline {
         /// The deadline.
         after: std::time::Duration,

@@ -38,7 +38,7 @@ Exit codes:
   128+N    signal N was sent to kolo: 130 for Ctrl-C
   1 to 5   before anything ran: as `kolo --help` says";
 
-/// The options.
+/// The options, a field for each.
 #[derive(Debug, Clone, ClapArgs)]
 #[allow(clippy::struct_excessive_bools, clippy::struct_field_names)] // they are switches, with names of their own
 pub(crate) struct Run {

@@ -10,7 +10,7 @@ use super::super::entry::Entry;
 use super::CallTable;
 
 /// How long a call waits behind another one before the user is told.
-const TOLD_AFTER: Duration = Duration::from_secs(10);
+const TOLD_AFTER: Duration = Duration::from_secs(4);
 
 /// The user is told so often at most.
 const QUIET: Duration = Duration::from_secs(60);

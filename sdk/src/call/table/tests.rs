@@ -190,11 +190,11 @@ fn a_call_behind_one_that_still_runs_says_so() {
     let late = Some((at(13), Duration::from_secs(10)));
     let third = send(&mut table, 3, "last", late);
 
-    assert_eq!(table.held_up(at(10)), None);
-    let busy = "rank 1 (host-1) is still in `forever`, sent 11s ago";
+    assert_eq!(table.held_up(at(4)), None);
+    let busy = "rank 1 (host-1) is still in `forever`, sent 5s ago";
     let line = format!("`next` waits: {busy}");
-    assert_eq!(table.held_up(at(11)), Some(line));
-    assert_eq!(table.held_up(at(12)), None, "once is enough");
+    assert_eq!(table.held_up(at(5)), Some(line));
+    assert_eq!(table.held_up(at(8)), None, "once is enough");
     let error = error(table.tick(at(13)), "w").to_string();
     let text = "`last` had no result from ranks 0, 1, 2 after 10s, its deadline: \
                 rank 1 (host-1) is still in `forever`, sent 13s ago, rank 2 (host-2) is still in `next`, sent 12s ago";

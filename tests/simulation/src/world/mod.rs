@@ -40,7 +40,8 @@ pub fn play(seed: u64, options: Options, traced: bool) -> Outcome {
     World::new(seed, options, traced).play()
 }
 
-/// Everything that is simulated. The fields are many because a step of any part may reach all others, as in a cluster.
+/// Everything that is simulated. The fields are many because a step of any part may reach all others, as in a cluster. For the same
+/// reason the methods of each part are in a file of its own.
 pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) random: Random,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kolo_wire::ids::{DriverId, JobId, NodeId};
+use kolo_wire::span::Span;
 use kolo_wire::{
     ClusterInfo, HeadReply, HeadRequest, JobInfo, NodeDrain, NodeRegistration, Refusal, RefusalKind,
 };
@@ -191,7 +192,9 @@ impl HeadCore {
             return Err(Refusal::new(
                 RefusalKind::Invalid,
                 format!(
-                    "the deadline of the drain is {deadline:?}; allowed are 0 s to {MAX_DRAIN:?}"
+                    "the deadline of the drain is {}; allowed are 0s to {}",
+                    Span(deadline),
+                    Span(MAX_DRAIN)
                 ),
             ));
         }
