@@ -196,17 +196,25 @@ impl fmt::Display for Unplaceable {
                 "\n  a node takes at most {MAX_PER_NODE} workers of a job"
             )?;
         }
-        let outlook = outlook(self.fits_when_idle(), self.available_when_idle, "add nodes");
+        let outlook = outlook(
+            self.fits_when_idle(),
+            self.available,
+            self.available_when_idle,
+            "add nodes",
+        );
         write!(f, "\n  {outlook}")
     }
 }
 
 /// What becomes of too little room when no other job runs.
-fn outlook(fits: bool, when_idle: u64, remedy: &str) -> String {
+fn outlook(fits: bool, now: u64, when_idle: u64, remedy: &str) -> String {
     if fits {
-        return "it fits when other jobs have ended".to_owned();
+        "it fits when other jobs have ended".to_owned()
+    } else if when_idle > now {
+        format!("without other jobs it would be {when_idle}: {remedy}, or ask for less")
+    } else {
+        format!("other jobs take none of the room: {remedy}, or ask for less")
     }
-    format!("without other jobs it would be {when_idle}: {remedy}, or ask for less")
 }
 
 /// `; cpus free: 1, gpus free: 0`, of what lacks.
@@ -369,7 +377,12 @@ pub fn lay_out(
                         with_each(*workers, per_worker),
                         offer.hostname,
                         what_is_free(&shortages),
-                        outlook(fits_when_idle, when_idle.into(), "give more nodes")
+                        outlook(
+                            fits_when_idle,
+                            room.into(),
+                            when_idle.into(),
+                            "give more nodes"
+                        )
                     ),
                     fits_when_idle,
                 });

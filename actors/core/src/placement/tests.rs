@@ -150,7 +150,13 @@ fn infeasible_placement_names_what_is_missing_where() {
         refused(Placement::Pack { workers: 4 }, &cpus(1000), &offers),
         "requested 4 workers with 1 cpu each: room for 2 on 1 node\n  \
          host (node-0000000000000000) has room for 2; cpus free: 2\n  \
-         without other jobs it would be 2: add nodes, or ask for less"
+         other jobs take none of the room: add nodes, or ask for less"
+    );
+    offers[0].total = cpus(3000);
+    let error = refused(Placement::Pack { workers: 4 }, &cpus(1000), &offers);
+    assert!(
+        error.ends_with("without other jobs it would be 3: add nodes, or ask for less"),
+        "{error}"
     );
     let error = refused(Placement::Pack { workers: 1 }, &cpus(1000), &[]);
     assert!(error.contains("room for 0 on 0 nodes"), "{error}");

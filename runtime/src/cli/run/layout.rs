@@ -239,10 +239,10 @@ pub(super) fn nodes_called(
                 "{name} takes no new work, since it is drained or is being stopped; `kolo node undrain {name}` ends a drain"
             ));
         }
-        let node = node.node;
+        let (node, hostname) = (node.node, &node.hostname);
         if !given.insert(node) {
             return usage(format!(
-                "{name} is {node}, which is given already; give each node once, with all its slots"
+                "{name} is {hostname} ({node}), which is given already; give each node once, with all its slots"
             ));
         }
         layout.push(NodeShare { node, workers });

@@ -74,7 +74,7 @@ fn room_that_a_job_has_itself_is_not_that_of_other_jobs() {
     );
     assert!(
         message.contains("beside those that it has, requested 2 workers")
-            && message.contains("without other jobs it would be 0"),
+            && message.contains("other jobs take none of the room"),
         "{message}"
     );
 }
