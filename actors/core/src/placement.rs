@@ -91,7 +91,7 @@ pub enum PlacementError {
     /// A node that was asked for by its id is not there, or has too little room. Wait for other jobs, or ask for less.
     #[error("{text}")]
     Layout {
-        /// What is said of it.
+        /// The message.
         text: String,
         /// Whether there would be room if no other job ran.
         fits_when_idle: bool,
@@ -206,7 +206,7 @@ impl fmt::Display for Unplaceable {
     }
 }
 
-/// What becomes of too little room when no other job runs.
+/// Says whether there is room when no other job runs, and else the remedy.
 fn outlook(fits: bool, now: u64, when_idle: u64, remedy: &str) -> String {
     if fits {
         "it fits when other jobs have ended".to_owned()

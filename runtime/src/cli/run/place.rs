@@ -199,7 +199,7 @@ fn has_gpus(plan: &Plan) -> Result<(), CliError> {
     lack.map_or(Ok(()), usage)
 }
 
-/// What is said if there are too few GPUs.
+/// The message for too few GPUs; `None` if there are enough.
 fn lack_of_gpus(each: u32, workers: u32, there: u32, visible: Option<OsString>) -> Option<String> {
     if u64::from(each) * u64::from(workers) <= u64::from(there) {
         return None;

@@ -60,7 +60,7 @@ pub(super) fn missing(
     let spec = running.job.spec();
     let least = spec.elastic.as_ref().map_or(0, |elastic| elastic.min);
     let held: u32 = running.job.held().map(|(_, workers)| workers).sum();
-    // What the job can't do without, if that is not there.
+    // The workers without which the job can't go on, if they are missing.
     let needed = least.saturating_sub(held).min(wanted);
     let sizes = [needed, wanted].into_iter().filter(|size| *size > 0);
     let has_some = offers.iter().any(|offer| there(offer.node) > 0);

@@ -57,7 +57,7 @@ impl HeadCore {
         }
     }
 
-    /// What a driver is told whose job has no room. `any_node`: the head was to choose the nodes.
+    /// The refusal of a job that has no room. `any_node`: the head was to choose the nodes.
     fn no_room(&self, error: PlacementError, any_node: bool) -> Refusal {
         let waits = error.fits_when_idle();
         let mut refusal = Refusal::from(error);

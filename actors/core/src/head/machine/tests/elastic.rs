@@ -339,7 +339,7 @@ fn a_job_waits_for_room_as_long_as_for_its_start() {
     group.pass(2);
     let refusal = group.world.refusal(job);
     assert_eq!(refusal.kind, RefusalKind::Timeout);
-    // What the job can't do without, not all that it may have.
+    // The fewest workers of the job count here, not the most.
     let missing = "requested 2 workers with 1 cpu each: room for 1 on 1 node\n  host1";
     assert!(
         refusal.message.contains("min_workers") && refusal.message.contains(missing),
