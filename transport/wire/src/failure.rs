@@ -60,6 +60,23 @@ impl RankFailure {
         why
     }
 
+    /// The first line of a report: the rank, its end and the reason. `is_first`: it is the first of several failures.
+    #[must_use]
+    pub fn headline(&self, is_first: bool) -> String {
+        let (rank, hostname, pid, why) = (self.rank, &self.hostname, self.pid, self.why());
+        if self.was_not_started() {
+            return format!("rank {rank} on {hostname} was not started{why}");
+        }
+        let how = match (self.exit, is_first) {
+            // Nobody has seen the end: the node is lost, or the worker's warden.
+            (Exit::Unknown, false) => "is lost".to_owned(),
+            (Exit::Unknown, true) => "was lost first".to_owned(),
+            (exit, false) => format!("ended with {exit}"),
+            (exit, true) => format!("failed first, with {exit}"),
+        };
+        format!("rank {rank} on {hostname} (pid {pid}) {how}{why}")
+    }
+
     /// The last lines of the worker's call stack, or else of its standard error, each as a line of a report.
     #[must_use]
     pub fn last_words(&self) -> Vec<String> {
@@ -74,18 +91,7 @@ impl RankFailure {
 
 impl fmt::Display for RankFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, hostname) = (self.rank, &self.hostname);
-        if self.was_not_started() {
-            write!(f, "rank {rank} on {hostname} was not started")?;
-        } else {
-            write!(f, "rank {rank} on {hostname} (pid {})", self.pid)?;
-            match self.exit {
-                // Nobody has seen the end: the node is lost, or the worker's warden.
-                Exit::Unknown => f.write_str(" is lost")?,
-                exit => write!(f, " ended with {exit}")?,
-            }
-        }
-        f.write_str(&self.why())?;
+        f.write_str(&self.headline(false))?;
         for line in self.last_words() {
             write!(f, "\n{line}")?;
         }

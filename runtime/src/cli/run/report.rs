@@ -101,20 +101,6 @@ impl<'a> JsonFailure<'a> {
     }
 }
 
-/// The first cause of a fall, in its first line.
-fn first_cause(failure: &RankFailure) -> String {
-    if failure.was_not_started() {
-        return failure.to_string();
-    }
-    let (rank, hostname, pid) = (failure.rank, &failure.hostname, failure.pid);
-    let how = match failure.exit {
-        Exit::Unknown => "was lost first".to_owned(),
-        exit => format!("failed first, with {exit}"),
-    };
-    let why = failure.why();
-    format!("rank {rank} on {hostname} (pid {pid}) {how}{why}")
-}
-
 /// A line for each failure that came after the first cause.
 fn told_after(followers: &Followers) -> Vec<String> {
     let line = |follower: &Follower| {
@@ -135,7 +121,7 @@ fn told_after(followers: &Followers) -> Vec<String> {
 pub(super) fn fall(fall: &Fall) -> Vec<String> {
     let mut lines = told_after(&fall.followers);
     if !lines.is_empty() {
-        lines.insert(0, first_cause(&fall.cause));
+        lines.insert(0, fall.cause.headline(true));
     }
     lines
 }
@@ -279,7 +265,7 @@ impl Outcome {
             if self.followers.is_empty() {
                 lines.push(format!("kolo: {failure}"));
             } else {
-                lines.push(format!("kolo: {}", first_cause(failure)));
+                lines.push(format!("kolo: {}", failure.headline(true)));
                 lines.extend(failure.last_words());
                 lines.extend(self.told_after());
             }
