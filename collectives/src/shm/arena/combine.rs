@@ -162,11 +162,16 @@ pub(super) fn combine<T: Target>(
             reduce::finish(DType::F32, sum, &finish);
             reduce::convert(dtype, into, DType::F32, sum);
         } else {
-            match own_of(0) {
-                Some(own) => copy::slice(own, into),
-                None => read(0, at, into),
-            }
-            for rank in 1..world {
+            // In rank order, and without a copy of this rank's own data.
+            let rest = if let Some(own) = own_of(0) {
+                read(1, at, into);
+                reduce::combine_behind(dtype, op, own, into);
+                2..world
+            } else {
+                read(0, at, into);
+                1..world
+            };
+            for rank in rest {
                 if let Some(own) = own_of(rank) {
                     reduce::combine(dtype, op, into, own);
                 } else {
