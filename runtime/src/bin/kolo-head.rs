@@ -14,7 +14,7 @@ use kolo_runtime::http::BearerSecret;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::memory;
-use kolo_runtime::settings::values::address;
+use kolo_runtime::settings::values::{address, token_life};
 use kolo_runtime::{Head, HeadConfig, HeadState};
 use kolo_runtime::{private_file, secret};
 use kolo_transport::identity::Role;
@@ -72,7 +72,7 @@ struct Args {
     driver_token_file: Option<PathBuf>,
 
     /// How long these tokens are valid
-    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = token_life)]
     token_ttl: Duration,
 
     /// A node that is not heard for so long counts as lost; up to 2.4s in a cluster of more than 4000 nodes

@@ -15,7 +15,7 @@ use kolo_runtime::node::default_listen;
 use kolo_runtime::settings::Daemon;
 use kolo_runtime::settings::logging::{Log, LogArgs};
 use kolo_runtime::settings::size::{memory, size};
-use kolo_runtime::settings::values::{address, amount, number};
+use kolo_runtime::settings::values::{address, amount, host_and_port, number};
 use kolo_runtime::{
     Node, NodeConfig, NodeCredentials, NodeError, NodeResources, ProgramSource, private_file,
     secret,
@@ -127,24 +127,14 @@ struct Args {
     format: Format,
 }
 
-fn host_and_port(text: &str) -> Result<String, String> {
-    let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-    });
-    if fits {
-        Ok(text.to_owned())
-    } else {
-        Err(format!(
-            "`{text}` is not a host and a port; expected something like 10.0.0.1:7700 or head.example:7700"
-        ))
-    }
-}
-
 fn resource(text: &str) -> Result<(String, f64), String> {
     text.split_once('=')
-        .and_then(|(name, amount)| Some((name.to_owned(), amount.parse().ok()?)))
-        .filter(|(name, _): &(String, f64)| !name.is_empty())
-        .ok_or_else(|| format!("`{text}` is not NAME=AMOUNT; expected something like fpga=2"))
+        .filter(|(name, _)| !name.is_empty())
+        .and_then(|(name, given)| Some((name.to_owned(), amount(given).ok()?)))
+        .ok_or_else(|| {
+            "expected NAME=AMOUNT, such as fpga=2; an amount is 0 to 1000000 with at most 3 decimals"
+                .to_owned()
+        })
 }
 
 /// The line that is printed when the node is registered.

@@ -6,10 +6,9 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, ValueEnum};
 
 use kolo_core::ranks::MAX_WORLD_SIZE;
-use kolo_transport::wire::span::{Span, duration};
 
 use super::client::ClientConfig;
-use crate::settings::values::{number, number_within};
+use crate::settings::values::{number, number_within, time_within};
 
 /// The heading of options that all commands have.
 pub(super) const GLOBAL: &str = "Global options";
@@ -174,26 +173,12 @@ const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// Reads a time to wait.
 pub(super) fn time(text: &str) -> Result<Duration, String> {
-    time_within(text, Duration::from_millis(1), LONGEST)
+    time_within(text, Duration::from_millis(1)..=LONGEST)
 }
 
 /// Reads how long a job may run, which may be for weeks.
 pub(super) fn run_time(text: &str) -> Result<Duration, String> {
-    time_within(text, Duration::from_millis(1), 365 * LONGEST)
-}
-
-/// Reads a duration that has limits.
-pub(super) fn time_within(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
-    let given = duration(text)?;
-    if (least..=most).contains(&given) {
-        return Ok(given);
-    }
-    Err(format!(
-        "{} is out of range; allowed is {} to {}",
-        Span(given),
-        Span(least),
-        Span(most)
-    ))
+    time_within(text, Duration::from_millis(1)..=365 * LONGEST)
 }
 
 #[cfg(test)]

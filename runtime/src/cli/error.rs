@@ -60,7 +60,9 @@ pub(super) enum CliError {
     )]
     Unreachable { head: String },
     /// The connection broke, or there was no answer in time.
-    #[error("{what} did not answer: {error}")]
+    #[error(
+        "{what} did not answer: {error}; look whether {what} runs, by `kolo doctor`, and try again"
+    )]
     Request { what: String, error: RequestError },
     /// The connection broke over which a job lives: the head is gone, or has put this driver out.
     #[error(

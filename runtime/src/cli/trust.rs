@@ -12,12 +12,13 @@ use kolo_transport::wire::{
 };
 use serde::Serialize;
 
-use super::args::{Connect, Format, count, time_within};
+use super::args::{Connect, Format, count};
 use super::client::Client;
 use super::error::CliError;
 use super::ids::pick;
 use super::output::{Cell, Output, Tone, now_ms};
 use crate::private_file;
+use crate::settings::values::token_life;
 
 /// How long the head may take: it tells the nodes before it answers.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -55,7 +56,7 @@ struct Create {
     #[arg(long, value_enum, default_value_t = JoinRole::Node)]
     role: JoinRole,
     /// How long it is valid, up to 366d
-    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = life)]
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = token_life)]
     ttl: Duration,
     /// How often it may be used [default: any number of times]
     #[arg(long, value_name = "N", value_parser = count)]
@@ -87,12 +88,6 @@ pub(super) struct Revoke {
     /// Let it in again
     #[arg(long)]
     undo: bool,
-}
-
-/// How long a token may live.
-fn life(text: &str) -> Result<Duration, String> {
-    let (least, most) = (Duration::from_secs(1), Duration::from_secs(366 * 86400));
-    time_within(text, least, most)
 }
 
 #[derive(Serialize)]

@@ -21,7 +21,7 @@ use super::up_head::{Folder, LAUNCH_PREFIX, heads_dir, listen, start_head, stop_
 use super::up_record::Pending;
 use crate::hosts::HostSlots;
 use crate::local::loopback;
-use crate::settings::values::address;
+use crate::settings::values::{address, host_and_port};
 use crate::signals::{self, Ends};
 use crate::ssh::state::Launch;
 use crate::ssh::{
@@ -50,7 +50,7 @@ pub(super) struct Up {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(super) head_listen: Option<SocketAddr>,
     /// HOST:PORT by which all hosts reach the head [default: what works, of the addresses that are known]
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     pub(super) head_address: Option<String>,
     /// How long a node lives when nothing is heard from this command any more, as when the network is cut
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = time)]

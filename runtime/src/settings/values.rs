@@ -2,6 +2,10 @@
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use kolo_transport::wire::Milli;
+use kolo_transport::wire::span::{Span, duration};
 
 /// Reads a whole number.
 ///
@@ -27,10 +31,44 @@ pub(crate) fn number_within(text: &str, limits: RangeInclusive<u32>) -> Result<u
 ///
 /// # Errors
 ///
-/// What is allowed. Whether the amount is one that a node or a worker can have is not looked at.
+/// What is allowed.
 pub fn amount(text: &str) -> Result<f64, String> {
-    text.parse()
-        .map_err(|_| "expected a number, such as 2 or 0.5".to_owned())
+    let given = text.parse().ok();
+    given
+        .filter(|amount| Milli::from_f64("", *amount).is_ok())
+        .ok_or_else(|| {
+            "expected a number from 0 to 1000000 with at most 3 decimals, such as 2 or 0.5"
+                .to_owned()
+        })
+}
+
+/// Reads a duration that has limits.
+pub(crate) fn time_within(
+    text: &str,
+    limits: RangeInclusive<Duration>,
+) -> Result<Duration, String> {
+    let given = duration(text)?;
+    if limits.contains(&given) {
+        return Ok(given);
+    }
+    Err(format!(
+        "{} is out of range; allowed is {} to {}",
+        Span(given),
+        Span(*limits.start()),
+        Span(*limits.end())
+    ))
+}
+
+/// Reads how long a token is valid: a second to 366 days.
+///
+/// # Errors
+///
+/// What is allowed.
+pub fn token_life(text: &str) -> Result<Duration, String> {
+    time_within(
+        text,
+        Duration::from_secs(1)..=Duration::from_secs(366 * 86_400),
+    )
 }
 
 /// Reads a port, which is not 0.
@@ -50,6 +88,21 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Reads the name or the address of a host, with a port.
+///
+/// # Errors
+///
+/// What is allowed.
+pub fn host_and_port(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':');
+    parts
+        .filter(|(host, port_of)| !host.is_empty() && port(port_of).is_ok())
+        .map(|_| text.to_owned())
+        .ok_or_else(|| {
+            "expected a host and a port, such as 10.0.0.1:7700 or head.example:7700".to_owned()
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,8 +119,18 @@ mod tests {
         }
         assert_eq!((amount("0.5"), port("7700")), (Ok(0.5), Ok(7700)));
         assert_eq!(address("[::]:0"), Ok("[::]:0".parse().unwrap()));
+        for bad in ["two", "nan", "inf", "-1", "0.0001", "1e9"] {
+            assert!(amount(bad).unwrap_err().contains("from 0 to"), "{bad}");
+        }
+        for bad in ["0s", "367d"] {
+            let error = token_life(bad).unwrap_err();
+            assert!(error.ends_with("allowed is 1s to 366d"), "{error}");
+        }
+        assert_eq!(host_and_port("head:7700"), Ok("head:7700".to_owned()));
         for error in [
-            amount("two").unwrap_err(),
+            host_and_port("head").unwrap_err(),
+            host_and_port(":7700").unwrap_err(),
+            host_and_port("head:0").unwrap_err(),
             port("0").unwrap_err(),
             port("65536").unwrap_err(),
             address("localhost:1").unwrap_err(),

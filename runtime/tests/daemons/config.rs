@@ -304,6 +304,14 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
             "is not a duration",
         ),
         (NODE, &[head, "--cpus", "two"], 2, "--cpus"),
+        (
+            NODE,
+            &[head, "--check-config", "--cpus", "nan"],
+            2,
+            "from 0 to",
+        ),
+        (NODE, &[head, "--resource", "fpga=-1"], 2, "NAME=AMOUNT"),
+        (HEAD, &[&state, "--token-ttl", "0s"], 2, "1s to 366d"),
         (NODE, &[head], 1, "--token-file"),
         (
             NODE,

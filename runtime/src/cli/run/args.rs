@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::super::args::{run_time, time, time_within, workers};
+use super::super::args::{run_time, time, workers};
 use super::prefix::Prefix;
 use super::ranks::Ranks;
 
 pub(crate) use self::elastic::{ElasticArg, ElasticArgs, OnChangeArg};
 pub(crate) use self::torchrun::TorchArgs;
-use crate::settings::values::{amount, number};
+use crate::settings::values::{amount, number, time_within};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -179,5 +179,5 @@ pub(crate) struct Run {
 const LONGEST_GRACE: Duration = Duration::from_secs(3600);
 
 fn grace(text: &str) -> Result<Duration, String> {
-    time_within(text, Duration::ZERO, LONGEST_GRACE)
+    time_within(text, Duration::ZERO..=LONGEST_GRACE)
 }

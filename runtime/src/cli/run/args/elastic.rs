@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::super::super::args::{count, time, time_within, workers};
-use crate::settings::values::number;
+use super::super::super::args::{count, time, workers};
+use crate::settings::values::{number, time_within};
 
 /// The longest time that a host cools down, in seconds; as horovodrun.
 const LONGEST_COOLDOWN: Duration = Duration::from_secs(3600);
@@ -63,5 +63,5 @@ pub(crate) enum ElasticArg {
 }
 
 fn cooldown_bound(text: &str) -> Result<Duration, String> {
-    time_within(text, Duration::from_secs(1), LONGEST_COOLDOWN)
+    time_within(text, Duration::from_secs(1)..=LONGEST_COOLDOWN)
 }
