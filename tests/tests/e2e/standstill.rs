@@ -121,7 +121,7 @@ async fn a_whole_cluster_may_stand_still_for_longer_than_its_leases() -> anyhow:
     Ok(())
 }
 
-const LIMIT: Duration = Duration::from_secs(8);
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// Rank 1 comes when a file is there.
 #[kolo::function]
