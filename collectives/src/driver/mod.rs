@@ -484,7 +484,7 @@ mod tests {
     #[test]
     fn a_rank_that_stood_still_has_its_time_also_if_that_was_before_its_first_turn() {
         let second = Duration::from_secs(1);
-        // What was asked for then begins only now.
+        // The operation was asked for ten seconds ago, and begins only now.
         let started = Instant::now().checked_sub(10 * second).unwrap();
         let mut limit = TimeLimit::new(started, started + 8 * second);
         limit.move_on(started + 10 * second);

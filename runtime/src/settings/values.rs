@@ -11,7 +11,7 @@ use kolo_transport::wire::span::{Span, duration};
 ///
 /// # Errors
 ///
-/// What is allowed.
+/// The text is another one: the error says which values are allowed.
 pub fn number(text: &str) -> Result<u32, String> {
     number_within(text, 0..=u32::MAX)
 }
@@ -31,11 +31,11 @@ pub(crate) fn number_within(text: &str, limits: RangeInclusive<u32>) -> Result<u
 ///
 /// # Errors
 ///
-/// What is allowed.
-pub fn amount(text: &str) -> Result<f64, String> {
+/// The text is another one: the error says which values are allowed.
+pub fn amount(text: &str) -> Result<Milli, String> {
     let given = text.parse().ok();
     given
-        .filter(|amount| Milli::from_f64("", *amount).is_ok())
+        .and_then(|number| Milli::from_f64("", number).ok())
         .ok_or_else(|| {
             "expected a number from 0 to 1000000 with at most 3 decimals, such as 2 or 0.5"
                 .to_owned()
@@ -63,7 +63,7 @@ pub(crate) fn time_within(
 ///
 /// # Errors
 ///
-/// What is allowed.
+/// The text is another one: the error says which values are allowed.
 pub fn token_life(text: &str) -> Result<Duration, String> {
     time_within(
         text,
@@ -81,7 +81,7 @@ pub(crate) fn port(text: &str) -> Result<u16, String> {
 ///
 /// # Errors
 ///
-/// What is allowed.
+/// The text is another one: the error says which values are allowed.
 pub fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         "expected an IP address and a port, such as 10.0.0.1:7700 or [fd00::1]:7700".to_owned()
@@ -92,7 +92,7 @@ pub fn address(text: &str) -> Result<SocketAddr, String> {
 ///
 /// # Errors
 ///
-/// What is allowed.
+/// The text is another one: the error says which values are allowed.
 pub fn host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':');
     parts
@@ -117,7 +117,7 @@ mod tests {
             let error = number_within(bad, 1..=7).unwrap_err();
             assert!(error.contains("from 1 to 7"), "{error}");
         }
-        assert_eq!((amount("0.5"), port("7700")), (Ok(0.5), Ok(7700)));
+        assert_eq!((amount("0.5"), port("7700")), (Ok(Milli(500)), Ok(7700)));
         assert_eq!(address("[::]:0"), Ok("[::]:0".parse().unwrap()));
         for bad in ["two", "nan", "inf", "-1", "0.0001", "1e9"] {
             assert!(amount(bad).unwrap_err().contains("from 0 to"), "{bad}");
@@ -126,11 +126,22 @@ mod tests {
             let error = token_life(bad).unwrap_err();
             assert!(error.ends_with("allowed is 1s to 366d"), "{error}");
         }
-        assert_eq!(host_and_port("head:7700"), Ok("head:7700".to_owned()));
+        for good in ["head:7700", "10.0.0.1:7700", "[fd00::1]:7700"] {
+            assert_eq!(host_and_port(good), Ok(good.to_owned()));
+        }
+        for bad in [
+            "",
+            "head",
+            ":7700",
+            "head:",
+            "head:0",
+            "head:99999",
+            "head:x",
+        ] {
+            let error = host_and_port(bad).unwrap_err();
+            assert!(error.starts_with("expected "), "{error}");
+        }
         for error in [
-            host_and_port("head").unwrap_err(),
-            host_and_port(":7700").unwrap_err(),
-            host_and_port("head:0").unwrap_err(),
             port("0").unwrap_err(),
             port("65536").unwrap_err(),
             address("localhost:1").unwrap_err(),

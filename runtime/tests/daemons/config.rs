@@ -310,7 +310,7 @@ fn wrong_arguments_are_named_with_what_is_allowed() {
             2,
             "from 0 to",
         ),
-        (NODE, &[head, "--resource", "fpga=-1"], 2, "NAME=AMOUNT"),
+        (NODE, &[head, "--resource", "fpga=-1"], 2, "from 0 to"),
         (HEAD, &[&state, "--token-ttl", "0s"], 2, "1s to 366d"),
         (NODE, &[head], 1, "--token-file"),
         (

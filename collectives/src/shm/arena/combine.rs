@@ -162,7 +162,7 @@ pub(super) fn combine<T: Target>(
             reduce::finish(DType::F32, sum, &finish);
             reduce::convert(dtype, into, DType::F32, sum);
         } else {
-            // In rank order, and without a copy of this rank's own data.
+            // In rank order, and without a copy of this rank's own data. There are two ranks at least.
             let rest = if let Some(own) = own_of(0) {
                 read(1, at, into);
                 reduce::combine_behind(dtype, op, own, into);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args as ClapArgs;
+use kolo_transport::wire::Milli;
 
 use super::super::args::{run_time, time, workers};
 use super::prefix::Prefix;
@@ -83,7 +84,7 @@ pub(crate) struct Run {
     pub(crate) local: bool,
     /// CPUs that each worker holds, on a cluster [default: 1]
     #[arg(long, value_name = "CPUS", value_parser = amount, help_heading = "How many workers")]
-    pub(crate) cpus_per_worker: Option<f64>,
+    pub(crate) cpus_per_worker: Option<Milli>,
     /// GPUs that each worker holds; the workers of a host see all of theirs [default: on a cluster none, else all are seen]
     #[arg(long, value_name = "GPUS", value_parser = number, help_heading = "How many workers")]
     pub(crate) gpus_per_worker: Option<u32>,

@@ -71,11 +71,7 @@ fn number(
     hosts: Vec<(String, Resources)>,
 ) -> Result<(u32, bool), CliError> {
     let gpus_each = options.gpus_per_worker.unwrap_or(1).max(1);
-    let cpus_each = Milli::from_f64("--cpus-per-worker", options.cpus_per_worker.unwrap_or(1.0));
-    let cpus_each = cpus_each
-        .map_err(|error| CliError::Usage(error.to_string()))?
-        .0
-        .max(1);
+    let cpus_each = options.cpus_per_worker.unwrap_or(Milli::units(1)).0.max(1);
     let has_gpus = hosts.iter().any(|(_, has)| has.gpus > 0);
     let by_gpu = word == "gpu" || (word == "auto" && has_gpus);
     let room = |has: &Resources| {

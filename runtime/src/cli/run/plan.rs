@@ -115,7 +115,7 @@ pub(crate) fn plan(options: &Run, here: &Surroundings) -> Result<Plan, CliError>
         },
         args,
         placement,
-        per_worker: per_worker(options)?,
+        per_worker: per_worker(options),
         installed: Some(Installed {
             program,
             search: env.get("PATH").cloned(),
@@ -188,14 +188,12 @@ fn parsed(template: &str) -> Result<Prefix, CliError> {
     Prefix::parse(template).map_err(CliError::Usage)
 }
 
-fn per_worker(options: &Run) -> Result<Resources, CliError> {
-    let cpus = Milli::from_f64("cpus-per-worker", options.cpus_per_worker.unwrap_or(1.0))
-        .map_err(|error| CliError::Usage(error.to_string()))?;
-    Ok(Resources {
-        cpus,
+fn per_worker(options: &Run) -> Resources {
+    Resources {
+        cpus: options.cpus_per_worker.unwrap_or(Milli::units(1)),
         gpus: options.gpus_per_worker.unwrap_or(0),
         ..Resources::default()
-    })
+    }
 }
 
 /// The environment that the workers are given, and what there is to say about it: variables that are to be passed and are
