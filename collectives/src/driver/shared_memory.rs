@@ -36,7 +36,10 @@ impl Driver<'_> {
         };
         if matches!(self.engine.shm, Sharing::Asked) {
             match asked {
-                Some(true) => self.engine.form(self.place.job),
+                Some(true) => {
+                    let is_over = self.place.signals.is_over();
+                    self.engine.form(self.place.job, is_over);
+                }
                 Some(false) => self.engine.shm = Sharing::Off,
                 None => {
                     return self.form_in_time().map(|()| false);

@@ -1,7 +1,7 @@
 //! What comes to a communicator from outside an operation: new lanes, losses, aborts, settings.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(crate) struct Signals {
     state: Mutex<State>,
     /// Operations that wait for their turn: the attendant makes room for them.
     waiting: AtomicUsize,
+    /// A rank is lost, or all is revoked: what is awaited in shared memory is looked for no longer.
+    is_over: Arc<AtomicBool>,
 }
 
 /// What peers are told that are linked from now on. A peer that is past it takes no notice.
@@ -299,6 +301,7 @@ impl Signals {
         Self {
             state: Mutex::new(State::new(world, members)),
             waiting: AtomicUsize::new(0),
+            is_over: Arc::default(),
         }
     }
 
@@ -358,11 +361,19 @@ impl Signals {
         let mut state = self.lock();
         let result = change(&mut state);
         let waker = state.waker.take();
+        if !state.lost.is_empty() {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }
         result
+    }
+
+    /// Is set when a rank is lost, or all is revoked.
+    pub(crate) fn is_over(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_over)
     }
 
     /// Whether an operation waits for its turn.
@@ -426,5 +437,26 @@ pub(crate) struct Wanted<'a>(&'a Signals);
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_and_a_revocation_end_the_looks() {
+        let say: [fn(&mut State); 2] = [
+            |state| assert!(state.lost.add(1, "killed")),
+            |state| state.lost.revoke("the job ends"),
+        ];
+        for say in say {
+            let signals = Signals::new(2, None);
+            let is_over = signals.is_over();
+            signals.change(|state| state.requests.push(1));
+            assert!(!is_over.load(Ordering::Relaxed));
+            signals.change(say);
+            assert!(is_over.load(Ordering::Relaxed));
+        }
     }
 }

@@ -26,7 +26,7 @@ mod watch;
 mod way;
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::task::{Context, Waker};
 use std::time::Instant;
 
@@ -112,11 +112,13 @@ pub(crate) struct Arena {
     kept: Scratch,
     keeps: bool,
     told: u64,
+    /// No operation goes on any more, by what this rank heard from elsewhere.
+    is_over: Arc<AtomicBool>,
     heap: Heap,
 }
 
 impl Arena {
-    pub(crate) fn new(map: Arc<Map>, me: u32) -> Self {
+    pub(crate) fn new(map: Arc<Map>, me: u32, is_over: Arc<AtomicBool>) -> Self {
         let (me, world) = (me as usize, map.world());
         Self {
             waits: Waits::new(Arc::clone(&map), me),
@@ -129,6 +131,7 @@ impl Arena {
             kept: Scratch::default(),
             keeps: false,
             told: 0,
+            is_over,
             heap: Heap::new(Arc::clone(&map), me),
             seat: Seat { map, me, world },
         }
@@ -475,17 +478,24 @@ impl Arena {
         }
     }
 
+    /// Whether there is something to hear besides what is awaited.
+    pub(super) fn is_other_news(&self) -> bool {
+        self.is_told() || self.is_over.load(Ordering::Relaxed)
+    }
+
     /// Waits a little for what is awaited. Returns whether it came.
     pub(crate) fn linger(&self) -> bool {
         let patience = &self.waits.patience;
         let Some(open) = &self.open else { return true };
+        let is_other_news = || self.is_other_news();
         match (open.stage, open.way.piecewise()) {
-            (Stage::Given, _) => patience.look(|| self.all_have_given(open)),
-            (Stage::Sliced, _) => patience.look(|| self.all_have_sliced(open)),
-            (Stage::Streaming, Some(pieces)) => {
-                patience.look(|| pieces.may_advance(&self.seat, self.pieces))
-            }
-            _ => patience.look(|| !self.given.is_held(&self.seat, open)),
+            (Stage::Given, _) => patience.look(|| self.all_have_given(open), is_other_news),
+            (Stage::Sliced, _) => patience.look(|| self.all_have_sliced(open), is_other_news),
+            (Stage::Streaming, Some(pieces)) => patience.look(
+                || pieces.may_advance(&self.seat, self.pieces),
+                is_other_news,
+            ),
+            _ => patience.look(|| !self.given.is_held(&self.seat, open), is_other_news),
         }
     }
 

@@ -44,6 +44,7 @@ pub(super) fn ranks(world: usize, crowded: bool) -> Vec<Arena> {
             Arena::new(
                 Arc::new(Map::open(descriptor.as_fd(), owner).unwrap()),
                 rank,
+                Arc::default(),
             )
         })
         .collect()

@@ -11,7 +11,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::arena::Arena;
 use super::map::{MOST_RANKS, Map, Owner};
@@ -39,6 +39,7 @@ pub(crate) enum Sharing {
 pub(crate) struct Forming {
     me: u32,
     owner: Owner,
+    is_over: Arc<AtomicBool>,
     map: Option<Arc<Map>>,
     descriptor: Option<OwnedFd>,
     /// By rank, on rank 0: it has the offer. On others, for rank 0 alone: it was asked.
@@ -66,12 +67,12 @@ impl Sharing {
         }
     }
 
-    /// Begins to make or await the memory.
-    pub(crate) fn form(&mut self, me: u32, owner: Owner) {
+    /// Begins to make or await the memory. `is_over` says later that no operation goes on.
+    pub(crate) fn form(&mut self, me: u32, owner: Owner, is_over: Arc<AtomicBool>) {
         *self = if owner.world < 2 || owner.world > MOST_RANKS {
             Self::Off
         } else {
-            Self::Forming(Forming::new(me, owner))
+            Self::Forming(Forming::new(me, owner, is_over))
         };
     }
 
@@ -84,7 +85,11 @@ impl Sharing {
         *self = match forming.map.take().filter(|_| used) {
             Some(map) => {
                 tracing::debug!(rank = forming.me, "memory is shared");
-                Self::Active(Box::new(Arena::new(map, forming.me)))
+                Self::Active(Box::new(Arena::new(
+                    map,
+                    forming.me,
+                    Arc::clone(&forming.is_over),
+                )))
             }
             None => Self::Off,
         };
@@ -93,10 +98,11 @@ impl Sharing {
 }
 
 impl Forming {
-    fn new(me: u32, owner: Owner) -> Self {
+    fn new(me: u32, owner: Owner, is_over: Arc<AtomicBool>) -> Self {
         let mut forming = Self {
             me,
             owner,
+            is_over,
             map: None,
             descriptor: None,
             served: vec![false; owner.world as usize],

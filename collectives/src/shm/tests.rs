@@ -495,3 +495,20 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
         }
     }
 }
+
+#[test]
+fn a_notice_and_the_end_of_all_are_news_for_who_looks() {
+    let is_over = Arc::default();
+    let owner = owner(2);
+    let (map, descriptor) = Map::create(owner, false).unwrap();
+    let mut first = Arena::new(Arc::new(map), 0, Arc::clone(&is_over));
+    let second = Map::open(descriptor.as_fd(), owner).unwrap();
+    let second = Arena::new(Arc::new(second), 1, Arc::default());
+    assert!(!first.is_other_news());
+    second.tell();
+    assert!(first.is_other_news() && !second.is_other_news());
+    first.listen_to_links();
+    assert!(!first.is_other_news());
+    is_over.store(true, Ordering::Relaxed);
+    assert!(first.is_other_news() && !second.is_other_news());
+}

@@ -61,22 +61,27 @@ impl Patience {
         }
     }
 
-    /// Returns whether it came to be while this thread was looking.
+    /// Returns whether it came to be while this thread was looking. That ends early if there is other news: to look may take
+    /// milliseconds where ranks share a processor, for each gives it to the others.
     #[inline]
-    pub(crate) fn look(&self, is_there: impl FnMut() -> bool) -> bool {
+    pub(crate) fn look(
+        &self,
+        is_there: impl FnMut() -> bool,
+        is_other_news: impl Fn() -> bool,
+    ) -> bool {
         self.look_and(is_there, || {
             let given = Instant::now();
             std::thread::yield_now();
-            given.elapsed()
+            (!is_other_news()).then(|| given.elapsed())
         })
     }
 
-    /// `give_away` gives the processor away, and returns for how long.
+    /// `give_away` gives the processor away, and returns for how long, if the looks go on.
     #[inline]
     fn look_and(
         &self,
         mut is_there: impl FnMut() -> bool,
-        give_away: impl FnMut() -> Duration,
+        give_away: impl FnMut() -> Option<Duration>,
     ) -> bool {
         for _ in 0..self.eager.load(Ordering::Relaxed) {
             if is_there() {
@@ -90,7 +95,7 @@ impl Patience {
     fn look_longer(
         &self,
         mut is_there: impl FnMut() -> bool,
-        mut give_away: impl FnMut() -> Duration,
+        mut give_away: impl FnMut() -> Option<Duration>,
     ) -> bool {
         let change = |word: &AtomicU32, to: u32, most: u32| {
             word.store(to.clamp(LEAST, most), Ordering::Relaxed);
@@ -124,7 +129,8 @@ impl Patience {
                 self.was_wary.store(0, Ordering::Relaxed);
                 return true;
             }
-            if give_away() > SLICE {
+            let Some(given) = give_away() else { break };
+            if given > SLICE {
                 let wary = self.was_wary.load(Ordering::Relaxed).saturating_mul(2);
                 let wary = wary.clamp(WARY, MOST_WARY);
                 self.was_wary.store(wary, Ordering::Relaxed);
@@ -331,7 +337,7 @@ mod tests {
             looks += 1;
             looks >= at
         };
-        let came = patience.look_and(is_there, || Duration::ZERO);
+        let came = patience.look_and(is_there, || Some(Duration::ZERO));
         assert!(came && looks == at);
         [&patience.eager, &patience.spins].map(|word| word.load(Ordering::Relaxed))
     }
@@ -344,7 +350,7 @@ mod tests {
         for _ in 0..1000 {
             let busy = || {
                 given += 1;
-                SLICE * 4
+                Some(SLICE * 4)
             };
             assert!(!patience.look_longer(|| false, busy));
         }
@@ -356,12 +362,12 @@ mod tests {
                 looks += 1;
                 looks == 5
             };
-            patience.look_longer(is_there, || Duration::ZERO)
+            patience.look_longer(is_there, || Some(Duration::ZERO))
         };
         let slept = (0..2000).take_while(|_| !looked(&patience)).count();
         assert!(slept < 1024, "{slept}");
         assert!(looked(&patience));
-        assert!(!patience.look_longer(|| false, || SLICE * 4));
+        assert!(!patience.look_longer(|| false, || Some(SLICE * 4)));
         assert_eq!(patience.wary.load(Ordering::Relaxed), WARY);
     }
 
@@ -370,6 +376,19 @@ mod tests {
         let patience = Patience::of(processors() + 1);
         assert_eq!(look(&patience, 1), [0, 0]);
         assert_eq!(look(&patience, 50), [0, 0]);
+    }
+
+    #[test]
+    fn who_hears_other_news_looks_once_more() {
+        let patience = Patience::of(processors() + 1);
+        let looks = std::cell::Cell::new(0);
+        let never = || {
+            looks.set(looks.get() + 1);
+            false
+        };
+        assert!(!patience.look(never, || looks.get() == 3));
+        assert_eq!(looks.get(), 4);
+        assert_eq!(patience.wary.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What an engine knows of the memory that its ranks share.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -12,14 +14,14 @@ use crate::shm::map::Owner;
 use crate::shm::setup::Sharing;
 
 impl Engine {
-    /// Begins to make or await shared memory.
-    pub(crate) fn form(&mut self, job: JobId) {
+    /// Begins to make or await shared memory. `is_over` says later that no operation goes on.
+    pub(crate) fn form(&mut self, job: JobId, is_over: Arc<AtomicBool>) {
         let owner = Owner {
             job,
             generation: self.generation,
             world: self.world,
         };
-        self.shm.form(self.me, owner);
+        self.shm.form(self.me, owner, is_over);
     }
 
     /// Says something about shared memory to all that are linked. Returns the frame.
