@@ -98,7 +98,7 @@ pub(super) async fn run(
         (Format::Table, NodeCommand::Drain(options)) => drained(options, &drain, out),
         (Format::Table, NodeCommand::Undrain { .. }) => {
             let NodeDrain { node, hostname, .. } = drain;
-            out.line(&shortened(&format!("{hostname} ({node}) takes work again")))
+            out.line(&shortened(&format!("{hostname} ({node}) takes new work")))
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Settings of a node.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -237,6 +238,14 @@ fn device(entry: &str) -> Option<String> {
     let digits = number.bytes().take_while(u8::is_ascii_digit).count();
     let number: u32 = number[..digits].parse().ok()?;
     (number < MAX_GPUS).then(|| number.to_string())
+}
+
+/// By what GPUs are counted, if `CUDA_VISIBLE_DEVICES` is this: for people.
+pub(crate) fn whence_gpus(visible: Option<OsString>) -> String {
+    match visible {
+        Some(devices) => format!("CUDA_VISIBLE_DEVICES is `{}`", devices.display()),
+        None => "of /dev/nvidia*".to_owned(),
+    }
 }
 
 /// `nvidia3` is a device; `nvidiactl` is none.

@@ -42,6 +42,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 use self::calls::Calls;
+pub(crate) use self::config::whence_gpus;
 pub use self::config::{NodeConfig, NodeCredentials, NodeResources, ResourcesError};
 pub use self::error::NodeError;
 use self::finder::Finder;

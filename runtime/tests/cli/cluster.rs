@@ -484,7 +484,7 @@ box (node-000000000000001e) takes no new work
     });
     assert_eq!(
         fake.kolo(&["node", "undrain", "box"]).good(),
-        "box (node-0000) takes work again\n"
+        "box (node-0000) takes new work\n"
     );
     // One that is lost stays drained until it is back.
     fake.change(|state| state.cluster.nodes = vec![node_info(NodeId(30), false)]);

@@ -328,6 +328,7 @@ fn the_command_shows_the_matrix_and_the_doctor_finds_the_cluster_well() {
             assert_eq!(code, Some(0), "{text}");
             for part in [
                 "udp buffers",
+                "gpus",
                 "open files",
                 "shared memory",
                 "certificate",

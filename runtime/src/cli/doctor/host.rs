@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use kolo_transport::wire::counted::Counted;
 use kolo_transport::wire::span::Span;
 use kolo_transport::{Credentials, interfaces};
 use rustix::net::sockopt;
@@ -13,7 +14,9 @@ use super::super::args::Connect;
 use super::super::output::human;
 use super::surroundings::{STATE_FOLDER, Whose, judge};
 use super::{Doctor, Finding};
+use crate::NodeResources;
 use crate::hosts::own_name;
+use crate::node::whence_gpus;
 use crate::ssh::state::state_home;
 use crate::surroundings::{addresses, look, problem_of_name};
 
@@ -30,6 +33,7 @@ pub(super) fn examine(identity: Option<&Path>) -> Vec<Finding> {
     let mut findings = vec![
         open_files(),
         udp_buffers(),
+        gpus(),
         clock(Path::new("/run/systemd/timesync/synchronized")),
     ];
     findings.extend(network());
@@ -134,6 +138,19 @@ fn udp_buffers() -> Finding {
         Finding::warning(CHECK, found, REMEDY)
     } else {
         Finding::good(CHECK, found)
+    }
+}
+
+/// What a node that is started here offers.
+fn gpus() -> Finding {
+    const CHECK: &str = "gpus";
+    match NodeResources::default().find() {
+        Ok(found) => {
+            let count = found.resources.gpus;
+            let by = whence_gpus(std::env::var_os("CUDA_VISIBLE_DEVICES"));
+            Finding::good(CHECK, format!("{} ({by})", Counted(count, "GPU")))
+        }
+        Err(error) => Finding::bad(CHECK, error.to_string(), "change the variable"),
     }
 }
 

@@ -26,6 +26,7 @@ use super::plan::Plan;
 use super::target::{Surroundings, Target, usage};
 use crate::hosts::HostSlots;
 use crate::local::{self, LocalConfig, LocalError};
+use crate::node::whence_gpus;
 use crate::ssh::{self, BroughtUp, Ending, HeadAccess, Place, SshOptions};
 use crate::{Head, Node, NodeResources};
 
@@ -208,10 +209,7 @@ fn lack_of_gpus(each: u32, workers: u32, there: u32, visible: Option<OsString>) 
         0 => "no GPU".to_owned(),
         some => Counted(some, "GPU").to_string(),
     };
-    let by = match visible {
-        Some(devices) => format!("CUDA_VISIBLE_DEVICES is `{}`", devices.display()),
-        None => "of /dev/nvidia*".to_owned(),
-    };
+    let by = whence_gpus(visible);
     let workers = Counted(workers, "worker");
     Some(format!(
         "--gpus-per-worker is {each} for {workers}, and this machine has {there} ({by}); leave --gpus-per-worker out, or give hosts with more"

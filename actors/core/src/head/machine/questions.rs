@@ -235,7 +235,7 @@ impl HeadCore {
         self.registry.set_drained(node, false);
         self.agenda.set(Timer::Evict(node), None);
         self.undrained(node);
-        self.log(Level::Info, (None, node), "the node takes work again");
+        self.log(Level::Info, (None, node), "the node takes new work");
         self.jobs.offer(node, None);
         Ok(HeadReply::Done)
     }
