@@ -290,6 +290,14 @@ impl Engine {
         }
     }
 
+    /// As [`Engine::flush_now`], of [notices](Engine::notify_all): peers that read their links before these were there read again.
+    pub(crate) fn flush_notices(&mut self) {
+        self.flush_now();
+        if let Some(arena) = self.shm.active() {
+            arena.tell();
+        }
+    }
+
     /// Tells every linked peer something about an operation. Returns the frame, for peers to come.
     pub(crate) fn tell(&mut self, tag: Tag, cause: &Cause) -> Vec<u8> {
         let frame = self.notice(tag, cause);

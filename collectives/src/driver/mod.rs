@@ -463,7 +463,7 @@ impl<'a> Driver<'a> {
             self.link_neighbours();
         }
         // What does not go now is sent by whoever attends to the links.
-        self.engine.flush_now();
+        self.engine.flush_notices();
     }
 }
 

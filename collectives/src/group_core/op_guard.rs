@@ -476,7 +476,7 @@ impl OpGuard<'_> {
     fn tell(&mut self, tag: Tag, error: &CollectiveError) {
         let cause = Cause::of(error, Rank(self.inner.me));
         let notice = self.engine.tell(tag, &cause);
-        self.engine.flush_now();
+        self.engine.flush_notices();
         self.inner.signals.failed(tag, error, notice);
     }
 }

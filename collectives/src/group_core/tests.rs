@@ -1,12 +1,12 @@
-//! What is left to be said when nobody reads it for longer than anybody attends to it.
+//! What is left to be said when nobody reads it for longer than anybody attends to it; and what threads see that look for peers.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use kolo_transport::ids::{Generation, JobId, Rank};
+use kolo_transport::ids::{CallId, Generation, JobId, Rank};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane};
+use crate::lane::{Connecting, Connector, Lane, LaneError, MemoryLane, OneHost, UnixLane};
 use crate::schedule::{Algorithm, Tuning};
 use crate::{CollectiveError, Communicator, ReduceOp};
 
@@ -15,18 +15,26 @@ const LONG: Duration = Duration::from_secs(40);
 /// Of `f32`: much more than twice what the link holds.
 const LENGTH: usize = 1 << 20;
 
-/// Has one link to rank 0.
+/// Has one link to rank 0, and may be on its host.
 #[derive(Debug)]
-struct MadeOnce(Mutex<Option<Box<dyn Lane>>>);
+struct MadeOnce {
+    lane: Mutex<Option<Box<dyn Lane>>>,
+    is_one_host: bool,
+}
 
 impl Connector for MadeOnce {
     fn connect(&self, peer: Rank) -> Connecting {
-        let lane = self.0.lock().unwrap().take();
+        let lane = self.lane.lock().unwrap().take();
         Box::pin(async move {
             lane.ok_or_else(|| LaneError::Unreachable {
                 reason: format!("the link to rank {peer} is made once"),
             })
         })
+    }
+
+    fn is_one_host(&self, _ranks: &[Rank]) -> Option<OneHost> {
+        let is_one_host = self.is_one_host;
+        Some(Box::pin(async move { is_one_host }))
     }
 }
 
@@ -38,28 +46,45 @@ fn runtime() -> Runtime {
         .unwrap()
 }
 
-/// Two ranks that have met. The first one has given up a long sum, for which the second one was late.
-fn busy_and_late(runtime: &Runtime) -> [Communicator; 2] {
+/// Two ranks with a link.
+fn linked(
+    runtime: &Runtime,
+    [own, peers]: [Box<dyn Lane>; 2],
+    is_one_host: bool,
+) -> [Communicator; 2] {
     let comm = |rank, lane| {
-        let connector = Arc::new(MadeOnce(Mutex::new(lane)));
+        let lane = Mutex::new(lane);
+        let connector = Arc::new(MadeOnce { lane, is_one_host });
         let (job, generation) = (JobId(7), Generation(3));
         let handle = runtime.handle().clone();
         let comm = Communicator::new(Rank(rank), 2, generation, job, connector, handle);
-        let comm = comm.unwrap().with_timeout(LONG);
+        comm.unwrap().with_timeout(LONG)
+    };
+    let comms = [comm(0, None), comm(1, Some(peers))];
+    comms[0].acceptor().accept(Rank(1), own).unwrap();
+    comms
+}
+
+fn meet([one, other]: &[Communicator; 2]) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| other.barrier().unwrap());
+        one.barrier().unwrap();
+    });
+}
+
+/// Two ranks that have met. The first one has given up a long sum, for which the second one was late.
+fn busy_and_late(runtime: &Runtime) -> [Communicator; 2] {
+    let (zeros, ones) = MemoryLane::pair(10_000);
+    let comms = linked(runtime, [Box::new(zeros), Box::new(ones)], false);
+    for comm in &comms {
         // Half of what is given goes at once.
         comm.set_tuning(Tuning {
             force: Some(Algorithm::Halving),
             ..Tuning::default()
         });
-        comm
-    };
-    let (zeros, ones) = MemoryLane::pair(10_000);
-    let [busy, late] = [comm(0, None), comm(1, Some(Box::new(ones)))];
-    busy.acceptor().accept(Rank(1), Box::new(zeros)).unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| late.barrier().unwrap());
-        busy.barrier().unwrap();
-    });
+    }
+    meet(&comms);
+    let [busy, late] = comms;
     busy.set_timeout(Duration::from_millis(50));
     assert_rank_1_is_late(&sum(&busy).unwrap_err());
     [busy, late]
@@ -122,4 +147,35 @@ fn what_nobody_reads_keeps_no_link_of_a_communicator_that_is_gone() {
     assert!(is_told, "{error}");
     let error = late.barrier().unwrap_err();
     assert_eq!(error.culprit_rank(), Some(Rank(0)), "{error}");
+}
+
+#[test]
+fn what_ends_operations_is_seen_by_who_looks_in_shared_memory() {
+    let runtime = runtime();
+    let says: [fn(&Communicator); 2] = [
+        |comm| comm.rank_lost(Rank(1), "killed"),
+        |comm| comm.revoke("the job ends"),
+    ];
+    for say in says {
+        let (own, peers) = std::os::unix::net::UnixStream::pair().unwrap();
+        let lanes = {
+            let _entered = runtime.enter();
+            [own, peers]
+                .map(|socket| -> Box<dyn Lane> { Box::new(UnixLane::from_std(socket).unwrap()) })
+        };
+        let comms = linked(&runtime, lanes, true);
+        meet(&comms);
+        let comm = &comms[0];
+        let is_seen = || {
+            let mut engine = runtime.block_on(comm.inner.engine.lock());
+            engine.shm.active().unwrap().is_other_news()
+        };
+        assert!(!is_seen());
+        comm.abort_call(CallId(0), "cancelled");
+        assert!(is_seen());
+        comm.begin_call(CallId(1));
+        assert!(!is_seen());
+        say(comm);
+        assert!(is_seen());
+    }
 }

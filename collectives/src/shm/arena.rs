@@ -112,7 +112,7 @@ pub(crate) struct Arena {
     kept: Scratch,
     keeps: bool,
     told: u64,
-    /// No operation goes on any more, by what this rank heard from elsewhere.
+    /// Something from outside the memory ends the operation.
     is_over: Arc<AtomicBool>,
     heap: Heap,
 }
@@ -479,7 +479,7 @@ impl Arena {
     }
 
     /// Whether there is something to hear besides what is awaited.
-    pub(super) fn is_other_news(&self) -> bool {
+    pub(crate) fn is_other_news(&self) -> bool {
         self.is_told() || self.is_over.load(Ordering::Relaxed)
     }
 

@@ -67,7 +67,7 @@ impl Sharing {
         }
     }
 
-    /// Begins to make or await the memory. `is_over` says later that no operation goes on.
+    /// Begins to make or await the memory. `is_over` says later that something else ends operations.
     pub(crate) fn form(&mut self, me: u32, owner: Owner, is_over: Arc<AtomicBool>) {
         *self = if owner.world < 2 || owner.world > MOST_RANKS {
             Self::Off

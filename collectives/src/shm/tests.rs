@@ -497,7 +497,7 @@ fn whatever_byte_a_peer_gives_a_bool_is_a_bool() {
 }
 
 #[test]
-fn a_notice_and_the_end_of_all_are_news_for_who_looks() {
+fn a_notice_and_what_ends_the_operation_are_news_for_who_looks() {
     let is_over = Arc::default();
     let owner = owner(2);
     let (map, descriptor) = Map::create(owner, false).unwrap();

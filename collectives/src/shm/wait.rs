@@ -34,9 +34,10 @@ const MOST_SPINS: u32 = 4000;
 const LEAST: u32 = 32;
 /// Looks that give the processor away.
 const YIELDS: u32 = 2000;
-/// After so many of them it is seen whether there is other news: some 50 us, and at each of them it would cost a fortieth of the time
-/// of short operations.
+/// Looks of that kind between two looks for other news, which would cost short operations a fortieth of their time at every one.
 const OTHER_NEWS: u32 = 16;
+/// Who gets the processor back later than this looks for other news at once.
+const LATE: Duration = Duration::from_micros(50);
 /// Who comes as soon as it gets the processor was waiting for it.
 const AT_ONCE: u32 = 4;
 /// Who keeps a processor for so long that it was given is busy with something else, as a rule until its time slice is over. Who
@@ -64,44 +65,43 @@ impl Patience {
         }
     }
 
-    /// Returns whether it came to be while this thread was looking. That ends early if there is other news: to look may take
-    /// milliseconds where ranks share a processor, for each gives it to the others.
+    /// Returns whether it came to be while this thread was looking. The looks end early if there is other news, for they may take
+    /// milliseconds where ranks share a processor.
     #[inline]
     pub(crate) fn look(
         &self,
         is_there: impl FnMut() -> bool,
-        is_other_news: impl Fn() -> bool,
+        is_other_news: impl FnMut() -> bool,
     ) -> bool {
-        let mut turns = 0;
-        self.look_and(is_there, || {
+        self.look_and(is_there, is_other_news, || {
             let given = Instant::now();
             std::thread::yield_now();
-            turns += 1;
-            let ends = turns % OTHER_NEWS == 0 && is_other_news();
-            (!ends).then(|| given.elapsed())
+            given.elapsed()
         })
     }
 
-    /// `give_away` gives the processor away, and returns for how long, if the looks go on.
+    /// `give_away` gives the processor away, and returns for how long.
     #[inline]
     fn look_and(
         &self,
         mut is_there: impl FnMut() -> bool,
-        give_away: impl FnMut() -> Option<Duration>,
+        is_other_news: impl FnMut() -> bool,
+        give_away: impl FnMut() -> Duration,
     ) -> bool {
         for _ in 0..self.eager.load(Ordering::Relaxed) {
             if is_there() {
                 return true;
             }
         }
-        self.look_longer(is_there, give_away)
+        self.look_longer(is_there, is_other_news, give_away)
     }
 
     #[cold]
     fn look_longer(
         &self,
         mut is_there: impl FnMut() -> bool,
-        mut give_away: impl FnMut() -> Option<Duration>,
+        mut is_other_news: impl FnMut() -> bool,
+        mut give_away: impl FnMut() -> Duration,
     ) -> bool {
         let change = |word: &AtomicU32, to: u32, most: u32| {
             word.store(to.clamp(LEAST, most), Ordering::Relaxed);
@@ -135,12 +135,15 @@ impl Patience {
                 self.was_wary.store(0, Ordering::Relaxed);
                 return true;
             }
-            let Some(given) = give_away() else { break };
+            let given = give_away();
             if given > SLICE {
                 let wary = self.was_wary.load(Ordering::Relaxed).saturating_mul(2);
                 let wary = wary.clamp(WARY, MOST_WARY);
                 self.was_wary.store(wary, Ordering::Relaxed);
                 self.wary.store(wary, Ordering::Relaxed);
+                break;
+            }
+            if (given > LATE || yields % OTHER_NEWS == OTHER_NEWS - 1) && is_other_news() {
                 break;
             }
         }
@@ -343,7 +346,7 @@ mod tests {
             looks += 1;
             looks >= at
         };
-        let came = patience.look_and(is_there, || Some(Duration::ZERO));
+        let came = patience.look_and(is_there, || false, || Duration::ZERO);
         assert!(came && looks == at);
         [&patience.eager, &patience.spins].map(|word| word.load(Ordering::Relaxed))
     }
@@ -356,9 +359,9 @@ mod tests {
         for _ in 0..1000 {
             let busy = || {
                 given += 1;
-                Some(SLICE * 4)
+                SLICE * 4
             };
-            assert!(!patience.look_longer(|| false, busy));
+            assert!(!patience.look_longer(|| false, || false, busy));
         }
         assert_eq!(given, 6, "after 16, 32, 64, 128 and 256 more");
         // Then nobody does. A wait is looked through, and the next strangers are met as the first ones were.
@@ -368,12 +371,12 @@ mod tests {
                 looks += 1;
                 looks == 5
             };
-            patience.look_longer(is_there, || Some(Duration::ZERO))
+            patience.look_longer(is_there, || false, || Duration::ZERO)
         };
         let slept = (0..2000).take_while(|_| !looked(&patience)).count();
         assert!(slept < 1024, "{slept}");
         assert!(looked(&patience));
-        assert!(!patience.look_longer(|| false, || Some(SLICE * 4)));
+        assert!(!patience.look_longer(|| false, || false, || SLICE * 4));
         assert_eq!(patience.wary.load(Ordering::Relaxed), WARY);
     }
 
@@ -386,15 +389,16 @@ mod tests {
 
     #[test]
     fn who_hears_other_news_looks_once_more() {
-        let patience = Patience::of(processors() + 1);
-        let looks = std::cell::Cell::new(0);
-        let never = || {
-            looks.set(looks.get() + 1);
-            false
-        };
-        assert!(!patience.look(never, || looks.get() > OTHER_NEWS));
-        assert_eq!(looks.get(), 2 * OTHER_NEWS + 1);
-        assert_eq!(patience.wary.load(Ordering::Relaxed), 0);
+        for (given, expected) in [(Duration::ZERO, OTHER_NEWS + 1), (LATE * 2, 2)] {
+            let patience = Patience::of(processors() + 1);
+            let mut looks = 0;
+            let never = || {
+                looks += 1;
+                false
+            };
+            assert!(!patience.look_and(never, || true, || given));
+            assert_eq!(looks, expected);
+        }
     }
 
     #[test]

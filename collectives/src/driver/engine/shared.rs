@@ -14,7 +14,7 @@ use crate::shm::map::Owner;
 use crate::shm::setup::Sharing;
 
 impl Engine {
-    /// Begins to make or await shared memory. `is_over` says later that no operation goes on.
+    /// Begins to make or await shared memory. `is_over` says later that something else ends operations.
     pub(crate) fn form(&mut self, job: JobId, is_over: Arc<AtomicBool>) {
         let owner = Owner {
             job,
