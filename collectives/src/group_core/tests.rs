@@ -1,4 +1,4 @@
-//! What is left to be said when nobody reads it for longer than anybody attends to it; and what threads see that look for peers.
+//! Notices that a peer reads later than anybody attends to them, and news that end a look for peers in shared memory.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

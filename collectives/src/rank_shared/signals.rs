@@ -41,7 +41,8 @@ pub(crate) struct Signals {
     state: Mutex<State>,
     /// Operations that wait for their turn: the attendant makes room for them.
     waiting: AtomicUsize,
-    /// An [obstacle](State::obstacle) is there: threads that look for peers in shared memory see this.
+    /// A rank is lost, all is revoked, or the present call has failed, by the last [change](Signals::change): threads that look for
+    /// peers in shared memory see this.
     is_over: Arc<AtomicBool>,
 }
 
@@ -370,7 +371,7 @@ impl Signals {
         result
     }
 
-    /// Is set while a rank is lost, all is revoked, or the present call has failed.
+    /// A flag that is set while a rank is lost, all is revoked, or the present call has failed.
     pub(crate) fn is_over(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_over)
     }

@@ -34,9 +34,10 @@ const MOST_SPINS: u32 = 4000;
 const LEAST: u32 = 32;
 /// Looks that give the processor away.
 const YIELDS: u32 = 2000;
-/// Looks of that kind between two looks for other news, which would cost short operations a fortieth of their time at every one.
+/// After so many of these looks a thread also looks for other news. At each of them that would cost short operations a fortieth of
+/// their time.
 const OTHER_NEWS: u32 = 16;
-/// Who gets the processor back later than this looks for other news at once.
+/// A thread that gets the processor back later than this looks for other news at once.
 const LATE: Duration = Duration::from_micros(50);
 /// Who comes as soon as it gets the processor was waiting for it.
 const AT_ONCE: u32 = 4;

@@ -141,7 +141,7 @@ fn udp_buffers() -> Finding {
     }
 }
 
-/// What a node that is started here offers.
+/// The GPUs that a node of this host offers if nothing is declared.
 fn gpus() -> Finding {
     const CHECK: &str = "gpus";
     match NodeResources::default().find() {
@@ -150,7 +150,11 @@ fn gpus() -> Finding {
             let by = whence_gpus(std::env::var_os("CUDA_VISIBLE_DEVICES"));
             Finding::good(CHECK, format!("{} ({by})", Counted(count, "GPU")))
         }
-        Err(error) => Finding::bad(CHECK, error.to_string(), "change the variable"),
+        Err(error) => Finding::bad(
+            CHECK,
+            error.to_string(),
+            "set CUDA_VISIBLE_DEVICES to devices of this host",
+        ),
     }
 }
 
